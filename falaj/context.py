@@ -217,11 +217,6 @@ def required_window(window: TimeWindow | None, command: str) -> TimeWindow:
     return window
 
 
-def in_utc(moment: datetime) -> datetime:
-    """A moment without a zone is one of UTC."""
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
 def recorded_act(
     settings: Settings, action: str, person: str, said: str, **subject: str
 ) -> AbstractContextManager[dict[str, Any]]:

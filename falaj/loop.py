@@ -28,7 +28,6 @@ from tasks.kernel.extras import require_extras
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
-    from tasks.contracts.evaluation import Quality
     from tasks.contracts.release import (
         CompressionResult,
         ImportedModel,
@@ -300,19 +299,14 @@ def compression_lines(result: CompressionResult) -> list[str]:
         f"{'Network':<10}{made.method} of {made.parent.name} version {made.parent.version}: "
         f"{result.num_parameters:,} of {made.parent_parameters:,} parameters, hidden layers "
         f"{'-'.join(map(str, result.hidden_sizes))} of {'-'.join(map(str, made.parent_sizes))}",
-        f"{judged.parent.primary_name:<10}{_interval(judged.student)} on "
-        f"{judged.student.num_rows:,} test rows; the large network {_interval(judged.parent)}",
+        f"{judged.parent.primary_name:<10}{judged.student.primary:.4f} on "
+        f"{judged.student.num_rows:,} test rows; the large network {judged.parent.primary:.4f}",
     ]
     if judged.result:
         lines += [row("Teacher", judged.result), row("Choice", result.choice)]
     if result.promotion is not None:
         return [*lines, row("Model", promotion_outcome(result.promotion))]
     return [*lines, row("Model", f"version {made.parent.version} is left: {judged.refusal}")]
-
-
-def _interval(report: Quality) -> str:
-    quality = report.primary
-    return f"{quality.value:.4f} [{quality.low:.4f}, {quality.high:.4f}]"
 
 
 def import_model(file: Path, /, *, context: Here) -> Shown:

@@ -13,6 +13,7 @@ from falaj.context import Approver, Comment, Context, DryRun, Here, Shown, recor
 from falaj.data import trace as trace_anything
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.settings import Settings
+from tasks.kernel.values import checked
 
 if TYPE_CHECKING:
     from tasks.contracts.release import PromotionDecision
@@ -57,7 +58,7 @@ def quality_text(facts: dict[str, Any]) -> str:
     quality = facts["quality"]
     if quality is None:
         return "not judged here"
-    return f"{facts['metric']} {quality.value:.4f} [{quality.low:.4f}, {quality.high:.4f}]"
+    return f"{facts['metric']} {quality:.4f}"
 
 
 def _version_line(facts: dict[str, Any]) -> str:
@@ -257,18 +258,13 @@ def _answer(
     context: Context,
 ) -> Shown:
     """Record the answer, decide through the gates, and let the run resume that asks."""
-    from pydantic import ValidationError
-
-    from flows.config import faults
     from tasks.registry.approval import Answer, outcome
     from tasks.registry.connection import RegistryLocation
     from tasks.registry.promotion import answer_and_promote
 
     settings, now = context.settings, datetime.now(UTC)
-    try:
-        answer = Answer(decision=decision, approver=approver, comment=comment, given=now)
-    except ValidationError as exc:
-        raise ConfigurationError(f"{faults(exc)}. Nothing was recorded") from exc
+    given = {"decision": decision, "approver": approver, "comment": comment, "given": now}
+    answer = checked(Answer, given, "the answer", "Nothing was recorded")
     location = RegistryLocation.of(settings)
     named = {"model": model, "version": f"version {version}"}
     with recorded_act(settings, "answer-promotion", answer.approver, decision, **named):

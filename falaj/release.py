@@ -11,22 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from falaj.context import (
-    Approver,
-    Comment,
-    DryRun,
-    Here,
-    Last,
-    Moment,
-    Shown,
-    in_utc,
-    recorded_act,
-    row,
-)
+from falaj.context import Approver, Comment, DryRun, Here, Last, Moment, Shown, recorded_act, row
 from flows.config import read_pipeline_config
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 from tasks.kernel.errors import DataContractError
+from tasks.kernel.values import in_utc
 
 if TYPE_CHECKING:
     from tasks.contracts.rollout import Entry

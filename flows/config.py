@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from itertools import pairwise
@@ -29,6 +28,7 @@ from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, Row
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME, no_project
+from tasks.kernel.values import checked, faults
 from tasks.registry.config import PromotionConfig, RegistryConfig, named_after
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
@@ -227,11 +227,10 @@ def read_pipeline_config(repo: Path) -> PipelineConfig:
     """
     file = repo / USE_CASE_FILE
     try:
-        config = PipelineConfig.model_validate(read_yaml(file, USE_CASE_FILE))
+        content = read_yaml(file, USE_CASE_FILE)
     except FileNotFoundError as exc:
         raise ConfigurationError(f"{no_project(repo)}. Nothing was run") from exc
-    except ValidationError as exc:
-        raise ConfigurationError(f"{USE_CASE_FILE}: {faults(exc)}. Nothing was run") from exc
+    config = checked(PipelineConfig, content, USE_CASE_FILE, "Nothing was run")
     from tasks.features.declared.columns import completed
 
     return config.model_copy(update={"features": completed(config.features, config.name, repo)})
@@ -325,33 +324,6 @@ def suites_of(config: PipelineConfig, repo: Path) -> Suites:
     )
 
 
-def faults(exc: ValidationError) -> str:
-    """What a validation found, in one line: where, and what is wrong there.
-
-    Each mistake is told once, with all its places.
-    """
-    found: dict[str, list[str]] = {}
-    for place, error in mistakes(exc):
-        found.setdefault(error["msg"], []).append(".".join(map(str, place)) or "it")
-    return "; ".join(f"{', '.join(names)}: {message}" for message, names in found.items())
-
-
-def mistakes(exc: ValidationError) -> Iterator[tuple[tuple[int | str, ...], dict[str, Any]]]:
-    """Place and mistake, without those that follow from another one.
-
-    pydantic counts only the right items of a list, and calls a default missing that it would have
-    made from what is wrong.
-    """
-    errors = exc.errors()
-    places = [error["loc"] for error in errors]
-    for error in errors:
-        place = tuple(step for step in error["loc"] if step != "[key]")
-        inside = any(len(p) > len(place) and p[: len(place)] == place for p in places)
-        follows = error["type"] == "too_short" and inside
-        if not follows and error["type"] != "default_factory_not_called":
-            yield place, {**error, "msg": error["msg"].removeprefix("Value error, ")}
-
-
 class ImportConfig(Contract):
     """One model that was trained elsewhere: its files, its texts, its name, its conversion."""
 
@@ -382,8 +354,7 @@ def read_import_config(file: Path) -> ImportConfig:
         ConfigurationError: the file is missing, is no YAML, or says something that cannot be.
     """
     try:
-        return ImportConfig.model_validate(read_yaml(file, file.name))
+        content = read_yaml(file, file.name)
     except FileNotFoundError as exc:
         raise ConfigurationError(f"{file} does not exist; name the file of an import") from exc
-    except ValidationError as exc:
-        raise ConfigurationError(f"{file.name}: {faults(exc)}. Nothing was run") from exc
+    return checked(ImportConfig, content, file.name, "Nothing was run")

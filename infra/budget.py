@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from tasks.kernel.code_digest import imported_names
+
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = Path(__file__).with_name("budget.toml")
 ROOMS_BELOW = {"tasks", "serving", "infra", "tests"}
@@ -88,7 +90,7 @@ def _names(path: Path, tree: ast.Module) -> Iterator[str]:
 
 def _circles(trees: Mapping[str, ast.Module]) -> int:
     """How many circles of imports must be cut, at any level of a file, until there is none."""
-    graph = {n: set(_imported(n, tree)) & trees.keys() - {n} for n, tree in trees.items()}
+    graph = {n: set(imported_names(tree)) & trees.keys() - {n} for n, tree in trees.items()}
     for cut in range(len(graph)):
         try:
             TopologicalSorter(graph).prepare()
@@ -99,15 +101,6 @@ def _circles(trees: Mapping[str, ast.Module]) -> int:
         else:
             return cut
     raise AssertionError("more circles than modules")
-
-
-def _imported(name: str, tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def main(arguments: list[str]) -> int:

@@ -16,15 +16,14 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
-from serving.security.config import SecuritySection, faults_of, is_loopback
+from serving.security.config import SecuritySection, is_loopback
 from tasks.contracts.conversion import MOST_ROWS
-from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
+from tasks.kernel.values import checked
 from tasks.predictions.config import PredictionLogConfig
 from tasks.registry.config import RegistryConfig, named_after
 
@@ -274,10 +273,8 @@ def registered_model(settings: Settings) -> str:
     file = settings.feature_repo / USE_CASE_FILE
     name = settings.use_case  # says what is wrong with the file as a whole
     registry = named_after(name) | (read_yaml(file, USE_CASE_FILE).get("registry") or {})
-    try:
-        return RegistryConfig.model_validate(registry).model_name
-    except ValidationError as exc:
-        raise ConfigurationError(f"{file}: registry: {exc}. Nothing was started") from exc
+    where = f"{file}: registry"
+    return checked(RegistryConfig, registry, where, "Nothing was started").model_name
 
 
 def checked_config(values: object, source: str) -> ServingConfig:
@@ -286,7 +283,4 @@ def checked_config(values: object, source: str) -> ServingConfig:
     Raises:
         ConfigurationError: it says something that cannot be.
     """
-    try:
-        return ServingConfig.model_validate(values)
-    except ValidationError as exc:
-        raise ConfigurationError(f"{source}: {faults_of(exc)}. Nothing was started") from exc
+    return checked(ServingConfig, values, source, "Nothing was started")

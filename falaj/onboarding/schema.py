@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from falaj.onboarding.findings import Finding, Findings, did_you_mean, nearest
-from flows.config import PipelineConfig, mistakes
+from flows.config import PipelineConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE
+from tasks.kernel.values import mistakes
 
 CHECK = "schema"
 MANY = 12

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,33 +22,11 @@ from infra.bench.loop import FIRST_RUN, run_measured
 from infra.bench.parts import OUTCOME_FILE, Measurement, Outcome
 from infra.bench.processes import run_python
 from infra.bench.results import Result, checked_out, this_host
+from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
-FIRST_DAY = datetime(2013, 1, 1, 5, tzinfo=UTC)
-"""Midnight of New York."""
-
-
-def _days(first: int, count: int) -> dict[str, str]:
-    start = FIRST_DAY + timedelta(days=first)
-    return {"start": start.isoformat(), "end": (start + timedelta(days=count)).isoformat()}
-
-
-SMALL: dict[str, Any] = {
-    "window": _days(0, 31),
-    "splits": {"train": _days(1, 13), "validation": _days(14, 8), "test": _days(22, 9)},
-    "current": _days(22, 9),
-    "recalibration": {"holdout_days": 9},
-    "training": {"max_epochs": 6, "hidden_sizes": [32], "num_bins": 8},
-    "compression": {"method": "pruning-distillation", "pruned_share": 0.5, "max_epochs": 4},
-    "promotion": {
-        "min_auc": 0.55,
-        "max_plausible_auc": 0.85,
-        "baseline_model_margin": 0.2,
-        "max_calibration_error": 0.3,
-        "min_slice_auc": 0.2,
-    },
-}
-"""What differs from `use_case.yaml`; gates are as wide as so few rows need."""
+SMALL: dict[str, Any] = read_yaml(Path(__file__).with_name("small.yaml"), "small.yaml")
+"""What differs from `use_case.yaml`."""
 QUICK: dict[str, Any] = {
     "conversion": {"formats": ["onnx-fp32", "openvino-fp32"], "measurement": "quick"}
 }

@@ -51,15 +51,6 @@ class Notification(Contract):
     body: str
     quiet_s: int = 0
 
-    @property
-    def automation_name(self) -> str:
-        """Name of the automation that sends it.
-
-        All begin alike, so that the one about failed actions can pass over its own kind: a message
-        that could not be sent must not cause a message that cannot be sent.
-        """
-        return f"notify-{self.name}"
-
 
 @dataclass(frozen=True)
 class Channel:
@@ -286,7 +277,9 @@ def notify(notification: Notification) -> AutomationItem:
         ]
 
     return AutomationItem(
-        name=notification.automation_name,
+        # All begin alike, so that the one about failed actions can pass over its own kind: a
+        # message that could not be sent must not cause a message that cannot be sent.
+        name=f"notify-{notification.name}",
         description="Notifies people, and says what to do next.",
         actions=actions,
         expect=notification.expect,

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import yaml
 from prefect.client.schemas.schedules import CronSchedule
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from flows.config import faults, read_pipeline_config
+from flows.config import read_pipeline_config
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import Settings
-from tasks.kernel.values import Contract
+from tasks.kernel.values import Contract, checked
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")  # a link to the one at the top
 POOLS_FOLDER = Path(__file__).parents[1] / "work_pools"
@@ -146,22 +146,17 @@ def read_pools_file() -> PoolsFile:
 
 def _read(path: Path, kind: type[File]) -> File:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            content.pop("definitions", None)  # anchors, which were taken in where they are used
-        others = set(PLACEHOLDER.findall(json.dumps(content))) - {USE_CASE_REFERENCE}
-        if others:
-            raise ValueError(
-                f"{', '.join(sorted(others))} cannot be filled in; as a whole value "
-                f"{USE_CASE_REFERENCE} can"
-            )
-        return kind.model_validate(content)
-    except ValidationError as exc:
-        raise ConfigurationError(f"{path.name}: {faults(exc)}. Nothing was deployed") from exc
-    except (OSError, ValueError, yaml.YAMLError) as exc:
+        content = read_yaml(path, str(path))
+    except FileNotFoundError as exc:
+        raise ConfigurationError(f"{path} does not exist. Nothing was deployed") from exc
+    content.pop("definitions", None)  # anchors, which were taken in where they are used
+    others = set(PLACEHOLDER.findall(json.dumps(content))) - {USE_CASE_REFERENCE}
+    if others:
         raise ConfigurationError(
-            f"{path} cannot be read as YAML: {exc}. Nothing was deployed"
-        ) from exc
+            f"{path}: {', '.join(sorted(others))} cannot be filled in; as a whole value "
+            f"{USE_CASE_REFERENCE} can. Nothing was deployed"
+        )
+    return checked(kind, content, path.name, "Nothing was deployed")
 
 
 def more_than_once(names: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import (
     AliasChoices,
     Field,
@@ -20,8 +19,8 @@ from pydantic import (
 from serving.security.config import Rate, SecurityConfig, read_security
 from tasks.contracts.serving import address_files, read_addresses
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import write_atomically
-from tasks.kernel.values import Contract
+from tasks.kernel.files import read_yaml, write_atomically
+from tasks.kernel.values import Contract, checked
 
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
@@ -208,14 +207,13 @@ def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:
 
 def _read(file: Path) -> GatewayConfig:
     try:
-        return GatewayConfig.model_validate(yaml.safe_load(file.read_text()))
-    except OSError as exc:
+        content = read_yaml(file, str(file))
+    except FileNotFoundError as exc:
         raise ConfigurationError(
             f"{file} cannot be read: {exc.strerror}. Write there at least "
             "`models: {flight-delay: {}}`, the models that clients may call"
         ) from exc
-    except (UnicodeDecodeError, yaml.YAMLError, ValidationError) as exc:
-        raise ConfigurationError(f"{file}: {exc}") from exc
+    return checked(GatewayConfig, content, str(file), "Nothing was changed")
 
 
 _ALL = TypeAdapter(dict[str, Shares])

@@ -26,19 +26,6 @@ START_TIMEOUT_S = 180
 FLUSH_TIMEOUT_S = 10
 LONGEST_REASON = 300
 
-# A flow that runs in this process needs the API and its records; schedules, late runs and work
-# pools are for a platform that stays up.
-SERVER_ENVIRONMENT = client.SERVER_SETTINGS | {
-    **{
-        f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false"
-        for name in (
-            *("SCHEDULER", "LATE_RUNS", "CANCELLATION_CLEANUP"),
-            *("PAUSE_EXPIRATIONS", "REPOSSESSOR", "FOREMAN"),
-        )
-    },
-    "PREFECT_SERVER_UI_API_URL": "/api",  # else the UI asks port 4200, whatever port it came from
-}
-
 
 @contextmanager
 def disk_with_space(home: Path) -> Iterator[None]:
@@ -101,7 +88,7 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         log.touch()
     environment = {
         **client.base_environment(os.environ),
-        **SERVER_ENVIRONMENT,
+        **client.server_settings("every", "embedded"),
         "PREFECT_HOME": str(folder),
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
     }

@@ -19,7 +19,6 @@ password opens both UIs.
 """
 
 import hmac
-import html
 import logging
 import os
 import re
@@ -30,8 +29,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
+from jinja2 import Template
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
@@ -45,13 +45,7 @@ LOOK_EVERY = timedelta(seconds=1)
 
 REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)(/|$)")
 """Folders of reports lie under the state folder as their addresses do: one for each use case."""
-INDEX = """<!DOCTYPE html>
-<html lang="en"><meta charset="utf-8"><title>Run reports</title>
-<body style="font-family: sans-serif; margin: 2em"><h1>Run reports</h1>
-<ul>
-{links}
-</ul></body></html>
-"""
+INDEX = Path(__file__).with_name("reports.html.j2")
 OPEN_PATHS = frozenset({"/health", "/version"})
 
 
@@ -242,11 +236,9 @@ class WithReports:
 
 def reports_index(home: Path) -> str:
     """A page with links to all reports of a state folder, the newest of each use case first."""
-    links = [
-        f'<li><a href="/{quote(page)}">{html.escape(page)}</a></li>' for page in _report_pages(home)
-    ]
-    none = "<li>There is no report yet. A finished run of the flow <b>pipeline</b> writes one.</li>"
-    return INDEX.format(links="\n".join(links) or none)
+    page = Template(INDEX.read_text(encoding="utf-8"), autoescape=True)
+    text: str = page.render(pages=list(_report_pages(home)))
+    return text
 
 
 def _report_pages(home: Path) -> Iterator[str]:

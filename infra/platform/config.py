@@ -10,14 +10,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from infra.platform.files import PlatformFiles
 from infra.platform.scaling import ScalingRule
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import write_atomically
-from tasks.kernel.values import Contract
+from tasks.kernel.files import read_yaml, write_atomically
+from tasks.kernel.values import Contract, checked
 
 COORDINATOR, SERVING = "coordinator", "serving"
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
@@ -134,19 +133,12 @@ def read_config(
         ConfigurationError: the file cannot be read, or a field is unknown or out of bounds.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    where = file or "the platform"
     try:
-        fields = yaml.safe_load(file.read_text()) if file else kept
-        return PlatformConfig.model_validate({**(fields or {}), **given})
-    except ValidationError as exc:
-        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()]
-        known = ", ".join(sorted(PlatformConfig.model_fields))
-        raise ConfigurationError(f"{where}: {'; '.join(faults)}. Fields are {known}") from exc
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as exc:
-        reason = " ".join(str(exc).split())
-        raise ConfigurationError(
-            f"{where} cannot be read as YAML with names and values such as `port: 4200`: {reason}"
-        ) from exc
+        fields = read_yaml(file, str(file)) if file else kept or {}
+    except FileNotFoundError as exc:
+        raise ConfigurationError(f"{file} does not exist. Nothing was started") from exc
+    known = f"Fields are {', '.join(sorted(PlatformConfig.model_fields))}"
+    return checked(PlatformConfig, {**fields, **given}, str(file or "the platform"), known)
 
 
 def kept_options(files: PlatformFiles) -> dict[str, Any]:

@@ -21,8 +21,12 @@ import psutil
 
 from infra.gateway.config import GatewayFiles
 from infra.gateway.envoy import Admin
-from infra.orchestration.client import SERVER_SETTINGS as OF_EVERY_SERVER
-from infra.orchestration.client import base_environment, client_settings, server_command
+from infra.orchestration.client import (
+    base_environment,
+    client_settings,
+    server_command,
+    server_settings,
+)
 from infra.orchestration.embedded import free_port
 from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
 from infra.platform.config import (
@@ -79,29 +83,6 @@ WORKER_QUERY_S = 2
 """A waiting run starts within this; each question costs the server some milliseconds."""
 HEARTBEAT_S = 30
 """Prefect's least: a dead run is found after three missing heartbeats."""
-
-SERVER_SETTINGS = OF_EVERY_SERVER | {
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
-        "prefect.server.concurrency.lease_storage.filesystem"
-    ),
-    "PREFECT_SERVER_SERVICES_TRIGGERS_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "15",
-    "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS": "30",
-    "PREFECT_SERVER_SERVICES_CLEANUP_RECONCILER_LOOP_SECONDS": "30",
-    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-}
-"""Without these leases outlive their holders, and the database grows for ever. The three loops, by
-default of 5 s, look for what is minutes late."""
-
-REDIS_MODULES = {
-    "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
-    "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
-    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
-}
-"""What prefect-redis, where it is installed, keeps in Redis."""
-
 
 STORES = {
     DATABASE_URL: "postgresql://user:password@host/database",
@@ -196,7 +177,7 @@ def prefect_service(plan: Plan) -> Service:
     """Prefect's server with its scheduler and all other services."""
     environment = {
         **base_environment(plan.environment),
-        **SERVER_SETTINGS,
+        **server_settings("every", "platform"),
         **_server_stores(plan),
         "PREFECT_HOME": str(plan.files.prefect),
         "PREFECT_API_URL": plan.endpoint.api_url,
@@ -419,7 +400,7 @@ def _server_stores(plan: Plan) -> dict[str, str]:
         "PREFECT_SERVER_DOCKET_URL": redis,
     }
     if has_prefect_redis():
-        stores |= {**REDIS_MODULES, "PREFECT_REDIS_MESSAGING_URL": redis}
+        stores |= {**server_settings("redis"), "PREFECT_REDIS_MESSAGING_URL": redis}
     return stores
 
 

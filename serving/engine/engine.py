@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from serving.config import EngineConfig, ServedModel
 from serving.engine.dispatch import Dispatcher
-from serving.engine.loading import Catalogue
+from serving.engine.loading import RegistryCatalogue
 from serving.engine.queues import Limits, sentence_of
 from serving.engine.tracks import ServedVersions
 from serving.engine.versions import Failure, LoadedVersion, VersionKey
@@ -39,7 +39,7 @@ class ModelEngine:
         self,
         config: EngineConfig,
         models: Sequence[ServedModel],
-        catalogue: Catalogue,
+        catalogue: RegistryCatalogue,
         observers: Sequence[Observer] = (),
         limits: Limits | None = None,
     ) -> None:

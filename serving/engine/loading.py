@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from serving.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.golden import Golden, gap, golden_batch
@@ -30,36 +29,6 @@ logger = logging.getLogger(__name__)
 
 
 GOLDEN_FOLDER = Path("serving") / "golden"
-
-
-class Catalogue(Protocol):
-    """Versions that can be loaded."""
-
-    def by_alias(self, model: str, alias: str) -> VersionKey | None:
-        """The version that an alias names; None where there is no such alias or model.
-
-        Raises:
-            NotReadyError: the registry is away.
-        """
-
-    def by_number(self, model: str, version: str) -> VersionKey:
-        """A version by its number.
-
-        Raises:
-            UnknownModelError: there is no such version.
-            NotReadyError: the registry is away.
-        """
-
-    def open(self, key: VersionKey) -> LoadedVersion:
-        """Load a version and check it.
-
-        Raises:
-            UnknownModelError: it is gone.
-            NotReadyError: its files, its stamp or its golden batch are not as recorded.
-        """
-
-    def has_changed(self) -> bool:
-        """Whether anything may have changed since it was asked last; cheap."""
 
 
 class RegistryCatalogue:
@@ -87,18 +56,32 @@ class RegistryCatalogue:
         self._seen: tuple[object, ...] | None = None
 
     def by_alias(self, model: str, alias: str) -> VersionKey | None:
-        """See `Catalogue`."""
+        """The version that an alias names; None where there is no such alias or model.
+
+        Raises:
+            NotReadyError: the registry is away.
+        """
         with _not_ready(f"alias {alias!r} of {model} cannot be read: "):
             registry = self._registry()
             found = None if registry is None else registry.by_alias(model, alias)
         return None if found is None else _key(found)
 
     def by_number(self, model: str, version: str) -> VersionKey:
-        """See `Catalogue`."""
+        """A version by its number.
+
+        Raises:
+            UnknownModelError: there is no such version.
+            NotReadyError: the registry is away.
+        """
         return _key(self._found(model, version))
 
     def open(self, key: VersionKey) -> LoadedVersion:
-        """See `Catalogue`."""
+        """Load a version and check it.
+
+        Raises:
+            UnknownModelError: it is gone.
+            NotReadyError: its files, its stamp or its golden batch are not as recorded.
+        """
         found = self._found(key.model, key.version)
         model = self._models.get(key.model) or ServedModel(name=key.model)
         with _not_ready():

@@ -6,18 +6,11 @@ from pathlib import Path
 from typing import Annotated, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
+from tasks.kernel.values import checked
 
 Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
@@ -205,21 +198,11 @@ def read_security(file: Path) -> SecurityConfig:
         ConfigurationError: it cannot be read, or says what cannot be.
     """
     try:
-        found = SecurityConfig.model_validate(read_yaml(file, str(file)))
+        content = read_yaml(file, str(file))
     except FileNotFoundError as exc:
         raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
-    except ValidationError as exc:
-        raise ConfigurationError(f"{file}: {faults_of(exc)}. Nothing was started") from exc
+    found = checked(SecurityConfig, content, str(file), "Nothing was started")
     return _seen_from(found, file.resolve().parent)
-
-
-def faults_of(error: ValidationError) -> str:
-    """What is wrong and where; never what was written there, which may be a secret."""
-    return "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'it'}: "
-        + fault["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
-        for fault in error.errors()
-    )
 
 
 def _seen_from(config: SecurityConfig, folder: Path) -> SecurityConfig:

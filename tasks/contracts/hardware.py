@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, RootModel, model_validator
 
 from tasks.contracts.base import Contract
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.values import checked
 
 CPU, GPU = "cpu", "gpu"
 HARDWARE_CLASS = r"^(cpu|gpu)(-[a-z0-9.]+)*$"
@@ -73,12 +74,10 @@ class HardwareClass(Contract):
     kubernetes: InCluster = InCluster()
 
 
-class _File(Contract):
-    classes: dict[ClassName, HardwareClass]
-
+class _File(RootModel[dict[ClassName, HardwareClass]]):
     @model_validator(mode="after")
     def _names_say_the_kind(self) -> Self:
-        for name, found in self.classes.items():
+        for name, found in self.root.items():
             kind = GPU if found.requires.gpu else CPU
             if kind_of(name) != kind:
                 raise ValueError(
@@ -136,15 +135,8 @@ def known_class(name: str, classes: Mapping[str, HardwareClass], who: str) -> Ha
 
 
 def _read(file: Path) -> dict[str, HardwareClass]:
-    content = read_yaml(file, str(file))
-    try:
-        return _File.model_validate({"classes": content}).classes
-    except ValidationError as exc:
-        faults = [
-            f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}".removeprefix(": ")
-            for each in exc.errors()
-        ]
-        raise ConfigurationError(
-            f"{file}: {'; '.join(faults)}. Requirements are {', '.join(Needs.model_fields)}; of a "
-            f"GPU {', '.join(GpuNeeds.model_fields)}. Nothing was started"
-        ) from exc
+    known = (
+        f"Requirements are {', '.join(Needs.model_fields)}; of a GPU "
+        f"{', '.join(GpuNeeds.model_fields)}. Nothing was started"
+    )
+    return checked(_File, read_yaml(file, str(file)), str(file), known).root

@@ -1,7 +1,5 @@
 """Prefect tasks of the conversion."""
 
-from typing import Any
-
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
@@ -16,10 +14,10 @@ from tasks.conversion.targets.interface import ConversionJob, converter_of
 from tasks.conversion.variants import build_variant as build_files
 from tasks.conversion.variants import failed_variant
 from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
-from tasks.kernel.retry_policy import KEPT, ByContent
+from tasks.kernel.retry_policy import reused
 from tasks.kernel.settings import Settings
 
-STORED: Any = {**KEPT, "timeout_seconds": 900, "cache_policy": ByContent(task_file=__file__)}
+STORED = reused(__file__, 900)
 """Each task is safe to repeat, and its result is reused for equal inputs and code."""
 
 

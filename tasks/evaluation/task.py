@@ -1,10 +1,7 @@
 """Prefect tasks of the evaluation: judgement, calibration, drift and monitoring."""
 
-from typing import Any
-
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
@@ -41,17 +38,11 @@ from tasks.evaluation.config import (
     MonitoringConfig,
     RecalibrationConfig,
 )
-from tasks.kernel.retry_policy import RETRIED, ByContent
+from tasks.kernel.retry_policy import reused, uncached
 from tasks.kernel.settings import Settings
 
 TIMEOUT_S = 1800
-_KEPT: dict[str, Any] = {
-    **RETRIED,
-    "timeout_seconds": TIMEOUT_S,
-    "persist_result": True,
-    "result_serializer": "json",
-    "cache_policy": ByContent(task_file=__file__),
-}
+_KEPT = reused(__file__, TIMEOUT_S)
 
 
 @task(name="fit-baseline-model", task_run_name="fit-baseline-model-{splits.train.slug}", **_KEPT)
@@ -72,11 +63,7 @@ def fit_baseline_model(
 
 
 @task(
-    name="check-test-window",
-    task_run_name="check-test-{splits.test.slug}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    cache_policy=NO_CACHE,
+    name="check-test-window", task_run_name="check-test-{splits.test.slug}", **uncached(TIMEOUT_S)
 )
 def check_test_window(
     dataset: ValidatedDataset, splits: DataSplits, config: EvaluationConfig
@@ -228,7 +215,7 @@ def fit_calibrator(
 @task(
     name="weigh-recalibration",
     task_run_name="weigh-{model.splits.test.slug}",
-    **{**_KEPT, "cache_policy": NO_CACHE},
+    **uncached(TIMEOUT_S, kept=True),
 )
 def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) -> str | None:
     """Why the new map is not worth a version, as a sentence; None where it is.
@@ -290,13 +277,7 @@ def check_drift(
     return report
 
 
-@task(
-    name="monitor-features",
-    task_run_name="monitor-features-{window.slug}",
-    **RETRIED,
-    timeout_seconds=600,
-    cache_policy=NO_CACHE,
-)
+@task(name="monitor-features", task_run_name="monitor-features-{window.slug}", **uncached(600))
 def monitor_features(
     tables: FeatureTables,
     window: TimeWindow,

@@ -1,10 +1,8 @@
 """Feature tasks: land raw rows, build feature tables, publish and materialize them, retrieve."""
 
-from typing import Any
-
 from prefect import task
 from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
+from prefect.cache_policies import INPUTS, RUN_ID
 from prefect.runtime import flow_run
 
 from tasks.contracts.base import TimeWindow
@@ -22,16 +20,15 @@ from tasks.features.access.audit import AuditTrail, on_behalf_of, process_identi
 from tasks.features.access.profile import import_feast
 from tasks.features.checks.report import ParityReport
 from tasks.features.config import FeatureConfig, MaterializationConfig
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 
 # These tasks are not cached by Prefect: what they make depends on files beside their inputs (raw
 # files, queries, what is published), which the plain functions digest into their own keys. A
 # finished result is found again in milliseconds.
-_POLICY: dict[str, Any] = {**RETRIED, "cache_policy": NO_CACHE}
 
 
-@task(name="land-raw-rows", task_run_name="land-{window.slug}", timeout_seconds=1800, **_POLICY)
+@task(name="land-raw-rows", task_run_name="land-{window.slug}", **uncached(1800))
 def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
     """Copy the window's raw rows, typed, into the artifact store.
 
@@ -55,8 +52,7 @@ def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
 @task(
     name="build-feature-tables",
     task_run_name="tables-{validated.landed.window.slug}",
-    timeout_seconds=3600,
-    **_POLICY,
+    **uncached(3600),
 )
 def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> FeatureTables:
     """Compute the next version of all feature tables; nobody reads it before it is published.
@@ -80,12 +76,7 @@ def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> Fea
     return tables
 
 
-@task(
-    name="publish-feature-tables",
-    task_run_name="publish-{tables.version}",
-    timeout_seconds=60,
-    **_POLICY,
-)
+@task(name="publish-feature-tables", task_run_name="publish-{tables.version}", **uncached(60))
 def publish_feature_tables(
     tables: FeatureTables, validations: tuple[ValidationResult, ...]
 ) -> FeatureTables:
@@ -103,12 +94,7 @@ def publish_feature_tables(
     return tables
 
 
-@task(
-    name="materialize-features",
-    task_run_name="materialize-{window.slug}",
-    timeout_seconds=3600,
-    **_POLICY,
-)
+@task(name="materialize-features", task_run_name="materialize-{window.slug}", **uncached(3600))
 def materialize_features(
     tables: FeatureTables,
     window: TimeWindow,
@@ -136,12 +122,7 @@ def materialize_features(
     return views
 
 
-@task(
-    name="count-new-rows",
-    task_run_name="count-{table}-{window.slug}",
-    timeout_seconds=300,
-    **_POLICY,
-)
+@task(name="count-new-rows", task_run_name="count-{table}-{window.slug}", **uncached(300))
 def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int:
     """Rows of a published raw table in a window.
 
@@ -157,12 +138,7 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
     return count_rows(tables, table, window, config, settings.store)
 
 
-@task(
-    name="build-training-set",
-    task_run_name="training-set-{window.slug}",
-    timeout_seconds=3600,
-    **_POLICY,
-)
+@task(name="build-training-set", task_run_name="training-set-{window.slug}", **uncached(3600))
 def build_training_set(
     window: TimeWindow, config: FeatureConfig, tables: FeatureTables | None = None
 ) -> FeatureSnapshot:
@@ -202,8 +178,7 @@ def build_training_set(
 @task(
     name="rank-single-features",
     task_run_name="rank-features-{snapshot.window.slug}",
-    timeout_seconds=1800,
-    **_POLICY,
+    **uncached(1800),
 )
 def rank_single_features(
     snapshot: FeatureSnapshot,
@@ -235,8 +210,7 @@ def rank_single_features(
 @task(
     name="compare-online-with-offline",
     task_run_name="parity-{config.training_set.feature_service}",
-    timeout_seconds=1800,
-    **_POLICY,
+    **uncached(1800),
 )
 def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     """Ask a sample of entities online and offline at the same moments, and compare bit by bit.
@@ -271,11 +245,7 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
 @task(
     name="record-act",
     task_run_name="audit-{action}",
-    **RETRIED,
-    timeout_seconds=60,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=RUN_ID + INPUTS,
+    **{**uncached(60, kept=True), "cache_policy": RUN_ID + INPUTS},
 )
 def record_act(action: str, outcome: str, subject: dict[str, str], person: str | None) -> None:
     """Write a person's act into the audit trail, before it has an effect.

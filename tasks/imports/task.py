@@ -1,20 +1,17 @@
 """Prefect tasks of the imports room: models that were trained elsewhere, and their rows."""
 
-from typing import Any
-
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.data import FeatureSnapshot
 from tasks.contracts.encoding import EncodedColumn
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
-from tasks.kernel.retry_policy import KEPT
+from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 
 # What an import names is digested at each call, so nothing is cached by the names. Every task is
 # safe to retry: what it builds appears whole, under a key of its content, or not at all.
-_POLICY: dict[str, Any] = {**KEPT, "timeout_seconds": 900, "cache_policy": NO_CACHE}
+_POLICY = uncached(900, kept=True)
 
 
 @task(name="export-encoder", **_POLICY)
@@ -79,7 +76,7 @@ def take_rows(config: RowsConfig) -> PreparedRows:
 @task(
     name="encode-columns",
     task_run_name="encode-{snapshot.window.slug}",
-    **{**_POLICY, "timeout_seconds": 4 * 3600},
+    **uncached(4 * 3600, kept=True),
 )
 def encode_columns(snapshot: FeatureSnapshot, encoded: dict[str, EncodedColumn]) -> FeatureSnapshot:
     """Turn a training set's columns of texts and images into numbers.

@@ -95,14 +95,20 @@ def _parsed(path: Path) -> tuple[str, tuple[str, ...]]:
     return hashlib.sha256(statements.encode()).hexdigest(), named
 
 
-def _named_modules(tree: ast.Module) -> Iterator[str]:
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """Dotted names that a module imports, at any level: modules, and what may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+
+
+def _named_modules(tree: ast.Module) -> Iterator[str]:
+    yield from imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if node.value.startswith(f"{ROOMS}."):
                 yield node.value.partition(":")[0]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from prefect.cache_policies import CachePolicy
+from prefect.cache_policies import NO_CACHE, CachePolicy
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.results import ResultStore
@@ -41,6 +41,16 @@ RETRIED: dict[str, Any] = {
 """What a task's decorator takes: `@task(name=..., **RETRIED, ...)`."""
 # The same of a task whose result is kept.
 KEPT: dict[str, Any] = {**RETRIED, "persist_result": True, "result_serializer": "json"}
+
+
+def uncached(timeout_s: float, *, kept: bool = False) -> dict[str, Any]:
+    """What the decorator takes of a task that sees by itself what is done already.
+
+    Args:
+        timeout_s: seconds after which an attempt is ended.
+        kept: whether its result is kept, for a flow that goes on in another process.
+    """
+    return {**(KEPT if kept else RETRIED), "timeout_seconds": timeout_s, "cache_policy": NO_CACHE}
 
 
 def is_api_away(failure: object) -> bool:
@@ -86,3 +96,14 @@ class ByContent(CachePolicy):
 def _is_whole(results: ResultStore, key: str) -> bool:
     store = Settings.from_environment().store
     return all(store.holds(artifact) for artifact in named_artifacts(results.read(key).result))
+
+
+def reused(task_file: str, timeout_s: float) -> dict[str, Any]:
+    """What the decorator takes of a task that is safe to repeat, and reused for equal inputs.
+
+    Args:
+        task_file: `__file__` of its `task.py`.
+        timeout_s: seconds after which an attempt is ended.
+    """
+    policy = ByContent(task_file=task_file)
+    return {**KEPT, "timeout_seconds": timeout_s, "cache_policy": policy}

@@ -3,10 +3,15 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+
+from tasks.kernel.errors import ConfigurationError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 UNITS = {"s": "s", "ms": "ms", "h": "hours", "mb": "MB"}
 """Ends of names that say in what a number is counted."""
@@ -79,3 +84,49 @@ class Artifact(Contract):
     uri: str = Field(description="`artifact:<kind>/<key>/<path>`, relative to the store's root.")
     sha256: str = Field(min_length=64, max_length=64, description="Digest of the content.")
     num_bytes: NonNegativeInt
+
+
+def checked(kind: type[Model], content: object, where: str, undone: str) -> Model:
+    """Plain data as a value of its kind; sentences say where it is from, and what was not done.
+
+    Raises:
+        ConfigurationError: it says something that cannot be.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as exc:
+        raise ConfigurationError(f"{where}: {faults(exc)}. {undone}") from exc
+
+
+def in_utc(moment: datetime) -> datetime:
+    """The same moment in UTC; one without a zone counts as UTC, as everywhere in Feast."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def faults(exc: ValidationError) -> str:
+    """What a validation found, in one line: where, and what is wrong there.
+
+    Each mistake is told once, with all its places; never what was written there, which may be a
+    secret.
+    """
+    found: dict[str, list[str]] = {}
+    for place, error in mistakes(exc):
+        found.setdefault(error["msg"], []).append(".".join(map(str, place)) or "it")
+    return "; ".join(f"{', '.join(names)}: {message}" for message, names in found.items())
+
+
+def mistakes(exc: ValidationError) -> Iterator[tuple[tuple[int | str, ...], dict[str, Any]]]:
+    """Place and mistake, without those that follow from another one.
+
+    pydantic counts only the right items of a list, and calls a default missing that it would have
+    made from what is wrong.
+    """
+    errors = exc.errors()
+    places = [error["loc"] for error in errors]
+    for error in errors:
+        place = tuple(step for step in error["loc"] if step != "[key]")
+        inside = any(len(p) > len(place) and p[: len(place)] == place for p in places)
+        follows = error["type"] == "too_short" and inside
+        if not follows and error["type"] != "default_factory_not_called":
+            message = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
+            yield place, {**error, "msg": message}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect import get_client, runtime, task
-from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
@@ -21,7 +20,7 @@ from tasks.contracts.data import FeatureRefresh, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import CandidateModel
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import uncached
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Not cached: what was recorded already is found in the lineage files, step by step.
-_POLICY: dict[str, Any] = {**RETRIED, "timeout_seconds": 120, "cache_policy": NO_CACHE}
+_POLICY = uncached(120)
 
 
 @task(name="record-refresh-lineage", task_run_name="lineage-{refresh.window.slug}", **_POLICY)

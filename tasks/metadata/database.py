@@ -114,25 +114,38 @@ def held_everywhere(
             return
         home = Path(os.environ.get("FALAJ_HOME", "/")).resolve()
         name = str(path.relative_to(home) if path.is_relative_to(home) else path)
-        engine, deadline = _postgresql(make_url(url)), time.monotonic() + wait_s
-        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
-        ask = text(f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}(:key)")
-        try:
-            connection = engine.execution_options(isolation_level="AUTOCOMMIT").connect()
-        except DBAPIError as exc:
-            raise _explained(exc, engine) from exc
-        with connection:
-            while not connection.execute(ask, {"key": key}).scalar_one():
-                if time.monotonic() >= deadline:
-                    raise (
-                        held()
-                        if held
-                        else TransientError(
-                            f"another machine held {name} for {wait_s:g} s; try again"
-                        )
-                    )
-                time.sleep(LOCK_POLL_S)
+        with advisory_lock(make_url(url), name, shared=shared, wait_s=wait_s, held=held):
             yield
+
+
+@contextmanager
+def advisory_lock(
+    address: URL,
+    name: str,
+    *,
+    shared: bool = False,
+    wait_s: float = float("inf"),
+    held: Callable[[], Exception] | None = None,
+) -> Iterator[None]:
+    """Hold PostgreSQL's lock of a name, which ends with this process's connection to it.
+
+    Raises:
+        TransientError: the database does not answer; or others held the lock, where `held` is None.
+    """
+    engine, deadline = _postgresql(address), time.monotonic() + wait_s
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+    ask = text(f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}(:key)")
+    try:
+        connection = engine.execution_options(isolation_level="AUTOCOMMIT").connect()
+    except DBAPIError as exc:
+        raise _explained(exc, engine) from exc
+    with connection:
+        while not connection.execute(ask, {"key": key}).scalar_one():
+            if time.monotonic() >= deadline:
+                late = TransientError(f"another machine held {name} for {wait_s:g} s; try again")
+                raise held() if held else late
+            time.sleep(LOCK_POLL_S)
+        yield
 
 
 def database_now(connection: Connection) -> datetime:

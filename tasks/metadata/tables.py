@@ -23,6 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
+from tasks.kernel.values import in_utc
+
 VERSION = "0004"
 """Of the newest migration."""
 VERSION_TABLE = "falaj_schema"
@@ -42,9 +44,7 @@ class UtcTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """The moment with its zone."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return value and in_utc(value)
 
 
 NUMBER = BigInteger().with_variant(Integer, "sqlite")

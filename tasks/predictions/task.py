@@ -4,22 +4,19 @@ from datetime import timedelta
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 
 
 @task(
     name="take-served-window",
     task_run_name="served-v{model.version.version}-{window.slug}",
-    **RETRIED,
-    timeout_seconds=1800,
-    cache_policy=NO_CACHE,
+    **uncached(1800),
 )
 def take_served_window(
     model: RegisteredProgram,
@@ -49,13 +46,7 @@ def take_served_window(
     return served
 
 
-@task(
-    name="count-served-rows",
-    task_run_name="count-served-{model}-v{version}",
-    **RETRIED,
-    timeout_seconds=600,
-    cache_policy=NO_CACHE,
-)
+@task(name="count-served-rows", task_run_name="count-served-{model}-v{version}", **uncached(600))
 def count_served_rows(model: str, version: int, window: TimeWindow) -> int:
     """Rows of a window, by the server's clock, that a version answered as stable.
 

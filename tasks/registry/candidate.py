@@ -232,7 +232,7 @@ def _describe(trained: CandidateModel, evaluation: EvaluationReport) -> str:
         parent = trained.compression.parent.version
         made = f"Version {parent} compressed by {trained.compression.method}, {made}"
     return (
-        f"{made}; test {name} {quality.value:.4f} ({quality.low:.4f} to {quality.high:.4f}) on "
+        f"{made}; test {name} {quality:.4f} on "
         f"{evaluation.overall.num_rows:,} rows, {evaluation.window}."
     )
 

@@ -142,7 +142,7 @@ def quality_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, st
     overall = evidence.evaluation.overall
     floor = config.min_r2 if isinstance(overall, RegressionMetrics) else config.min_auc
     quality = overall.primary
-    return quality.value >= floor, f"{overall.primary_name} {_shown(quality)}, floor {floor:.4f}"
+    return quality.value >= floor, f"{overall.primary_name} {quality:.4f}, floor {floor:.4f}"
 
 
 def leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
@@ -154,7 +154,7 @@ def leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, s
     passed = overall.primary.value <= limit and reference <= limit
     judgement = "plausible" if passed else "a leak of the label into the features is suspected"
     reason = (
-        f"{overall.primary_name} {_shown(overall.primary)}, of the baseline model {reference:.4f}, "
+        f"{overall.primary_name} {overall.primary:.4f}, of the baseline model {reference:.4f}, "
         f"plausible up to {limit:.4f}: {judgement}"
     )
     sudden = [feature for feature in report.leading if _knows_suddenly(feature, report)]
@@ -176,7 +176,7 @@ def baseline_model(evidence: Evidence, config: PromotionConfig) -> tuple[bool, s
     difference, name = comparison.primary, report.baseline_model.primary_name
     return _within(difference.value, -margin, report.overall), (
         f"{name} minus that of {report.baseline_model_name} "
-        f"({report.baseline_model.primary.value:.4f}) is {_signed(difference)}, "
+        f"({report.baseline_model.primary.value:.4f}) is {difference:+.4f}, "
         f"allowed from -{margin:.4f}"
     )
 
@@ -207,12 +207,12 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
         # A map leaves the ranking as it is; what it can make better is the error.
         passed = passed and comparison.error.high < 0
         wanted += f" of a recalibration, and the {comparison.error_name} surely lower; it changed "
-        wanted += f"by {_signed(comparison.error)}"
+        wanted += f"by {comparison.error:+.4f}"
     elif config.champion_rule == "better":
         passed, wanted = low > 0 and _within(low, 0, overall), "above zero"
     return passed, (
         f"{overall.primary_name} minus that of version {current.version} is "
-        f"{_signed(comparison.primary)} on the same rows; rule {config.champion_rule!r} wants the "
+        f"{comparison.primary:+.4f} on the same rows; rule {config.champion_rule!r} wants the "
         f"lower bound {wanted}"
     )
 
@@ -229,7 +229,7 @@ def calibration(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]
     if not isinstance(overall, MetricSet):
         return False, NOT_OF_ONE_TASK
     error = overall.calibration_error
-    return 0 <= error.value <= limit, f"calibration error {_shown(error)}, ceiling {limit:.4f}"
+    return 0 <= error.value <= limit, f"calibration error {error:.4f}, ceiling {limit:.4f}"
 
 
 def worst_slice(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
@@ -253,13 +253,12 @@ def worst_slice(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]
     where = f"{part.column}={part.value} ({part.metrics.num_rows:,} rows)"
     if is_number:
         return passed, (
-            f"worst of {len(found)} slices is {where}: its RMSE is {_shown(worst)} times that of "
+            f"worst of {len(found)} slices is {where}: its RMSE is {worst:.4f} times that of "
             "the better plain prediction there, baseline model or baseline; ceiling "
             f"{ceiling:.4f}"
         )
     return passed, (
-        f"worst of {len(found)} slices is {where} with {AUC_NAME} {_shown(worst)}, floor "
-        f"{floor:.4f}"
+        f"worst of {len(found)} slices is {where} with {AUC_NAME} {worst:.4f}, floor {floor:.4f}"
     )
 
 
@@ -276,7 +275,7 @@ def baseline(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     if not isinstance(overall, RegressionMetrics) or overall.skill is None:
         return False, f"the skill over the baseline {name} is not known"
     return floor < overall.skill.low <= 1, (
-        f"skill over the baseline {name} is {_shown(overall.skill)}; its lower bound has to lie "
+        f"skill over the baseline {name} is {overall.skill:.4f}; its lower bound has to lie "
         f"above {floor:.4f}"
     )
 
@@ -288,7 +287,7 @@ def bias(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
         return False, NOT_OF_ONE_TASK
     share = abs(overall.bias.value) / max(overall.label_deviation, TINY)
     return share <= limit, (
-        f"predictions lie {_signed(overall.bias)} {overall.unit} off on average, {share:.3f} "
+        f"predictions lie {overall.bias:+.4f} {overall.unit} off on average, {share:.3f} "
         f"standard deviations of the label; ceiling {limit:.3f}"
     )
 
@@ -374,11 +373,3 @@ def _only(comparisons: tuple[Comparison, ...], against: str) -> Comparison | Non
 
 def _nan_first(value: float) -> float:
     return -math.inf if math.isnan(value) else value
-
-
-def _shown(metric: Metric) -> str:
-    return f"{metric.value:.4f} ({metric.low:.4f} to {metric.high:.4f})"
-
-
-def _signed(metric: Metric) -> str:
-    return f"{metric.value:+.4f} ({metric.low:+.4f} to {metric.high:+.4f})"

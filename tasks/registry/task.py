@@ -8,11 +8,10 @@ milliseconds once MLflow is imported, and does only what is lacking.
 
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
+from prefect.cache_policies import INPUTS, RUN_ID
 from prefect.logging import get_run_logger
 
 from tasks.contracts.base import ModelVersionRef, TimeWindow
@@ -31,7 +30,7 @@ from tasks.contracts.release import (
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.registry import approval, candidate, model_folder, programs, promotion
 from tasks.registry.approval import Answer, Question
@@ -43,18 +42,15 @@ from tasks.registry.promotion import OpenQuestion
 EARLIEST_S = 60.0
 """Seconds before the end of a question for which whoever comes to close it waits."""
 
-_POLICY: dict[str, Any] = {
-    **RETRIED,
-    "timeout_seconds": 600,
-    "persist_result": True,
-    "result_serializer": "json",
-    "cache_policy": NO_CACHE,
-}
+_POLICY = uncached(600, kept=True)
+
+
+def _location() -> RegistryLocation:
+    return RegistryLocation.of(Settings.from_environment())
 
 
 def _installation() -> tuple[RegistryLocation, ArtifactStore]:
-    settings = Settings.from_environment()
-    return RegistryLocation.of(settings), settings.store
+    return _location(), Settings.from_environment().store
 
 
 @task(name="claim-model-name", task_run_name="claim-{config.model_name}", **_POLICY)
@@ -74,9 +70,8 @@ def claim_model_name(
     Raises:
         ConfigurationError: it belongs to another use case. Not retried.
     """
-    location, _ = _installation()
     whose = candidate.IMPORTS if use_case is None else use_case
-    candidate.claim_model_name(whose, service, config, location, reserve=reserve)
+    candidate.claim_model_name(whose, service, config, _location(), reserve=reserve)
 
 
 @task(name="find-incumbent", task_run_name="find-incumbent-{config.model_name}", **_POLICY)
@@ -85,8 +80,7 @@ def find_incumbent(trained: CandidateModel, config: RegistryConfig) -> Registere
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
     """
-    location, store = _installation()
-    return programs.find_incumbent(trained, config, location, store)
+    return programs.find_incumbent(trained, config, *_installation())
 
 
 @task(name="find-start", task_run_name="find-start-{config.model_name}", **_POLICY)
@@ -103,8 +97,7 @@ def find_start(
     Raises:
         RegistryError: the champion's files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    start = programs.find_start(dataset, splits, training, config.model_name, location, store)
+    start = programs.find_start(dataset, splits, training, config.model_name, *_installation())
     if start is None:
         get_run_logger().info("%s has no earlier champion to begin with", config.model_name)
     return start
@@ -121,8 +114,7 @@ def find_calibration_source(
     Raises:
         RegistryError: there is no champion, or its files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    return programs.find_calibration_source(fit, holdout, config.model_name, location, store)
+    return programs.find_calibration_source(fit, holdout, config.model_name, *_installation())
 
 
 @task(name="find-compression-parent", task_run_name="find-parent-{config.model_name}", **_POLICY)
@@ -136,8 +128,7 @@ def find_compression_parent(version: int | None, config: RegistryConfig) -> Comp
     Raises:
         RegistryError: there is none, or its files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    return programs.find_compression_parent(version, config.model_name, location, store)
+    return programs.find_compression_parent(version, config.model_name, *_installation())
 
 
 @task(name="find-champion", task_run_name="find-champion-{config.model_name}", **_POLICY)
@@ -152,8 +143,7 @@ def find_champion(config: RegistryConfig) -> RegisteredProgram | None:
     Raises:
         RegistryError: its files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    champion = programs.find_champion(config.model_name, location, store)
+    champion = programs.find_champion(config.model_name, *_installation())
     if champion is None:
         get_run_logger().info("%s has no version yet: train a first one", config.model_name)
     return champion
@@ -168,8 +158,7 @@ def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
     Raises:
         RegistryError: the version is gone, or its files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    return programs.fetch_version(version, location, store)
+    return programs.fetch_version(version, *_installation())
 
 
 @task(name="find-trained-version", task_run_name="find-version-{config.model_name}", **_POLICY)
@@ -182,8 +171,7 @@ def find_trained(config: RegistryConfig, number: int | None) -> TrainedVersion:
         RegistryError: there is no such version, it is damaged, or was trained elsewhere. Not
             retried.
     """
-    location, _ = _installation()
-    return programs.find_trained(config.model_name, number, location)
+    return programs.find_trained(config.model_name, number, _location())
 
 
 @task(name="find-filed-version", task_run_name="find-version-{config.model_name}", **_POLICY)
@@ -195,8 +183,7 @@ def find_filed(config: RegistryConfig, number: int) -> FiledVersion:
     Raises:
         RegistryError: it is not there, or lacks one of them. Not retried.
     """
-    location, _ = _installation()
-    return programs.find_filed(config.model_name, number, location)
+    return programs.find_filed(config.model_name, number, _location())
 
 
 @task(name="register-candidate", task_run_name="register-{config.model_name}", **_POLICY)
@@ -248,8 +235,7 @@ def record_trials(study: str, trials: tuple[TrialRecord, ...], config: RegistryC
 
     Safe to retry: a trial has one run, and one that was cut off is written anew.
     """
-    location, _ = _installation()
-    return candidate.record_trials(study, trials, config, location)
+    return candidate.record_trials(study, trials, config, _location())
 
 
 @task(name="end-study", task_run_name="end-{record.study}", **_POLICY)
@@ -258,7 +244,7 @@ def end_study(record: StudyRecord, config: RegistryConfig) -> None:
 
     Safe to retry: what is there already is left, and the numbers are the same.
     """
-    candidate.end_study(record, config, _installation()[0])
+    candidate.end_study(record, config, _location())
 
 
 @task(
@@ -273,8 +259,7 @@ def attach_variants(
 
     Safe to retry: folders are named by digest and the list that names them is replaced last.
     """
-    location, store = _installation()
-    return model_folder.attach_variants(version, variants, location, store)
+    return model_folder.attach_variants(version, variants, *_installation())
 
 
 @task(
@@ -371,7 +356,7 @@ def close_promotion_question(model: str, version: int, digest: str) -> bool:
 
     Safe to retry: a question is closed once.
     """
-    location, _ = _installation()
+    location = _location()
     left_s = approval.seconds_left(model, version, location, datetime.now(UTC), digest)
     if left_s is not None and left_s <= EARLIEST_S:
         time.sleep(left_s)
@@ -400,8 +385,7 @@ def find_champion_state(model_name: str) -> ChampionState | None:
 
     Safe to retry: it only reads.
     """
-    location, _ = _installation()
-    return promotion.find_champion_state(model_name, location, datetime.now(UTC))
+    return promotion.find_champion_state(model_name, _location(), datetime.now(UTC))
 
 
 @task(name="roll-back", task_run_name="roll-back-{model_name}-{replaced}", **_POLICY)
@@ -413,6 +397,5 @@ def roll_back(model_name: str, replaced: int, reason: str, order_id: str) -> Rol
     Raises:
         RegistryError: another version is the champion, or the one before cannot serve. Not retried.
     """
-    location, _ = _installation()
     now = datetime.now(UTC)
-    return promotion.roll_back(model_name, replaced, reason, order_id, location, now)
+    return promotion.roll_back(model_name, replaced, reason, order_id, _location(), now)

@@ -6,14 +6,13 @@ None is cached: what they change is in the metadata database, which keeps each d
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from tasks.contracts.rollout import Action
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 from tasks.release.config import ReleaseConfig
 from tasks.release.records import BY_ITSELF, ByHand, Release
@@ -35,7 +34,7 @@ NAMED = {"release_id", "model", "stable", "candidate", "state"}
 """What an event says of its release, beside the step."""
 STUCK_RULES = ("timeout", "common_fault", "split")
 
-_POLICY: dict[str, Any] = {**RETRIED, "timeout_seconds": 600, "cache_policy": NO_CACHE}
+_POLICY = uncached(600)
 
 
 @task(name="begin-release", task_run_name="begin-release-{model}", **_POLICY)

@@ -91,34 +91,52 @@ def curve_chart(
         return drawing.svg(title, words, "square")
 
 
+Bin = tuple[float, float, float, float, float, str]
+"""Where it is, what is seen there, from and to; size of its dot, and what is shown on hover."""
+
+
+def _bins_chart(
+    title: str,
+    bins: Sequence[Bin],
+    reach: tuple[float, float],
+    axes_titles: Sequence[str],
+    seen: str,
+    words: str,
+) -> Markup:
+    """What came true by what was said, bin by bin; on the diagonal all comes true."""
+    with canvas(*SQUARE) as drawing:
+        axes = drawing.axes
+        (perfect,) = axes.plot(reach, reach, **BASELINE)
+        for x, y, low, high, size, tip in bins:
+            axes.vlines(x, low, high, colors=WATER, linewidths=2)
+            (dot,) = axes.plot([x], [y], "o", color=WATER, ms=size)
+            drawing.tip(dot, tip)
+        axes.set(xlim=reach, ylim=reach)
+        drawing.titles(*axes_titles)
+        key = Line2D([], [], color=WATER, marker="o", linewidth=2)
+        drawing.legend([key, perfect], [seen, "perfect"])
+        return drawing.svg(title, words, "square")
+
+
 def calibration_chart(points: Sequence[CurvePoint]) -> Markup:
     """Observed rate by mean score with 95 % Wilson intervals; larger dots are of more rows.
 
     On the diagonal a score of 30 % comes true in 30 %.
     """
     shown = [p for p in points if all(map(is_shown, (p.x, p.y, p.weight)))]
-    bounds = [wilson_interval(p.y, p.weight) for p in shown]
-    highest = max([p.x for p in shown] + [high for _, high in bounds], default=1.0)
     heaviest = max([p.weight for p in shown] + [1.0])
-    with canvas(*SQUARE) as drawing:
-        axes = drawing.axes
-        (perfect,) = axes.plot([0, 2], [0, 2], **BASELINE)
-        for p, (low, high) in zip(shown, bounds, strict=True):
-            size = 5 + 9 * math.sqrt(max(p.weight, 0.0) / heaviest)
-            axes.vlines(p.x, low, high, colors=WATER, linewidths=2)
-            (dot,) = axes.plot([p.x], [p.y], "o", color=WATER, ms=size)
-            drawing.tip(
-                dot,
-                f"mean score {percent(p.x)}, observed {percent(p.y)} "
-                f"[{percent(low)}, {percent(high)}] on {count(p.weight)} rows",
-            )
-        reach = min(1.0, 1.04 * max(highest, 1e-6))
-        axes.set(xlim=(0, reach), ylim=(0, reach))
-        drawing.titles("mean score", "observed rate")
-        key = Line2D([], [], color=WATER, marker="o", linewidth=2)
-        drawing.legend([key, perfect], ["candidate, 95 % interval", "perfect"])
-        words = f"Observed rate by mean score in {len(shown)} bins; the dashed diagonal is perfect."
-        return drawing.svg("Calibration", words, "square")
+    bins: list[Bin] = []
+    for p in shown:
+        low, high = wilson_interval(p.y, p.weight)
+        tip = f"mean score {percent(p.x)}, observed {percent(p.y)} "
+        tip += f"[{percent(low)}, {percent(high)}] on {count(p.weight)} rows"
+        size = 5 + 9 * math.sqrt(max(p.weight, 0.0) / heaviest)
+        bins.append((p.x, p.y, low, high, size, tip))
+    highest = max([max(x, high) for x, _, _, high, *_ in bins], default=1.0)
+    reach = 0.0, min(1.0, 1.04 * max(highest, 1e-6))
+    words = f"Observed rate by mean score in {len(shown)} bins; the dashed diagonal is perfect."
+    titles = "mean score", "observed rate"
+    return _bins_chart("Calibration", bins, reach, titles, "candidate, 95 % interval", words)
 
 
 def wilson_interval(rate: float, num_rows: float) -> tuple[float, float]:
@@ -224,24 +242,16 @@ def feature_charts(features: Sequence[MonitoredFeature]) -> Markup:
 def observed_chart(report: EvaluationReport) -> Markup:
     """Labels by prediction: the mean of each bin, and where the middle four fifths are."""
     bands = [b for b in report.observed if all(map(is_shown, (b.x, b.low, b.high, b.mean)))]
-    with canvas(*SQUARE) as drawing:
-        axes = drawing.axes
-        bounds = limits(*(v for b in bands for v in (b.x, b.low, b.high)), margin=0.04)
-        (perfect,) = axes.plot(bounds, bounds, **BASELINE)
-        for band in bands:
-            axes.vlines(band.x, band.low, band.high, colors=WATER, linewidths=2)
-            (dot,) = axes.plot([band.x], [band.mean], "o", color=WATER, ms=9)
-            drawing.tip(
-                dot,
-                f"predicted {sized(band.x)}: observed {sized(band.mean)} on average, four in five "
-                f"from {sized(band.low)} to {sized(band.high)}, {count(band.num_rows)} rows",
-            )
-        axes.set(xlim=bounds, ylim=bounds)
-        drawing.titles(*(with_label_unit(word, report) for word in ("predicted", "observed")))
-        key = Line2D([], [], color=WATER, marker="o", linewidth=2)
-        drawing.legend([key, perfect], ["mean, middle 80 %", "perfect"])
-        words = "Mean label by prediction in bins of equally many rows; the diagonal is perfect."
-        return drawing.svg("Predicted against observed", words, "square")
+    bins: list[Bin] = []
+    for band in bands:
+        tip = f"predicted {sized(band.x)}: observed {sized(band.mean)} on average, four in five "
+        tip += f"from {sized(band.low)} to {sized(band.high)}, {count(band.num_rows)} rows"
+        bins.append((band.x, band.mean, band.low, band.high, 9, tip))
+    reach = limits(*(v for b in bands for v in (b.x, b.low, b.high)), margin=0.04)
+    titles = [with_label_unit(word, report) for word in ("predicted", "observed")]
+    words = "Mean label by prediction in bins of equally many rows; the diagonal is perfect."
+    title, seen = "Predicted against observed", "mean, middle 80 %"
+    return _bins_chart(title, bins, reach, titles, seen, words)
 
 
 def residual_chart(report: EvaluationReport) -> Markup:

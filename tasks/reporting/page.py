@@ -21,8 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.data import DatasetSchema
-from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
+from tasks.contracts.evaluation import RegressionMetrics
 from tasks.contracts.release import CompressionResult
 from tasks.contracts.run import RunRecord
 from tasks.kernel.errors import (
@@ -44,7 +43,7 @@ from tasks.kernel.settings import (
     put,
     send,
 )
-from tasks.kernel.values import flattened, plain
+from tasks.kernel.values import flattened, in_utc, plain
 from tasks.reporting import facts, quantities
 from tasks.reporting.facts import drift_result, key_figures, promotion_result
 from tasks.reporting.gallery import Pictures
@@ -154,67 +153,47 @@ def _is_whole(artifact: Artifact, store: ArtifactStore) -> bool:
 def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
     """Commands that recompute the main claims from the stored files alone."""
     paths = {(s.artifact.uri, s.artifact.sha256): s.path for s in stored}
-    snapshot, report, overall = (
-        record.dataset.snapshot,
-        record.evaluation,
-        record.evaluation.overall,
-    )
+    snapshot, report = record.dataset.snapshot, record.evaluation
     predictions, rows, program = (
         paths[a.uri, a.sha256] for a in (report.predictions, snapshot.data, record.model.program)
     )
-    label, name = json.dumps(snapshot.columns.label), overall.primary_name
+    columns, overall = snapshot.columns, report.overall
     judge = "import pandas, sklearn.metrics as m; p = pandas.read_parquet("
     judge += f"{json.dumps(predictions)}); print("
+    read = f"import pandas; d = pandas.read_parquet({json.dumps(rows)}); print("
+    label = json.dumps(columns.label)
     error = f"((p[{label}] - p.score) ** 2).mean()"
-    function, second = "roc_auc_score", ("Brier score", error)
+    function = "r2_score" if isinstance(overall, RegressionMetrics) else "roc_auc_score"
+    option = ", multi_class='ovr'" if columns.classes else ""
+    claims: list[tuple[str, float | None, str]] = []
+    for of, quality, column in (
+        ("", overall, "score"),
+        (" of the baseline model", report.baseline_model, "yardstick_score"),
+    ):
+        scores = f"p[{json.dumps(columns.score_columns(column))}]"  # a column for each class
+        scores = scores if columns.classes else f"p.{column}"
+        text = f"{judge}m.{function}(p[{label}], {scores}{option}))"
+        claims.append((f"{overall.primary_name}{of}", quality.primary.value, text))
     if isinstance(overall, RegressionMetrics):
-        function, second = "r2_score", ("RMSE", f"{error} ** 0.5")
-    value = overall.rmse if isinstance(overall, RegressionMetrics) else overall.brier
-    if snapshot.columns.classes:
-        return [
-            *_class_checks(report, snapshot.columns, judge),
-            *_file_checks(record, rows, program),
-        ]
-    mean = snapshot.positive_rate if snapshot.label_summary is None else snapshot.label_summary.mean
-    read = f"import pandas; d = pandas.read_parquet({json.dumps(rows)}); print("
-    python = (
-        (name, overall.primary.value, f"{judge}m.{function}(p[{label}], p.score))"),
-        (
-            f"{name} of the baseline model",
-            report.baseline_model.primary.value,
-            f"{judge}m.{function}(p[{label}], p.yardstick_score))",
-        ),
-        (second[0], value.value, f"{judge}{second[1]})"),
-        ("Mean label", mean, f"{read}d[{label}].mean())"),
-    )
-    found = [Check(claim, decimal(seen, 6), _python(text)) for claim, seen, text in python]
-    return [*found, *_file_checks(record, rows, program)]
-
-
-def _class_checks(report: EvaluationReport, columns: DatasetSchema, judge: str) -> list[Check]:
-    """The same of several classes: a column of the predictions for each."""
-    truth, found = f"p[{json.dumps(columns.label)}]", []
-    for name, quality, column in (
-        (report.overall.primary_name, report.overall, "score"),
-        (f"{report.overall.primary_name} of the baseline model", report.baseline_model,
-         "yardstick_score"),
-    ):  # fmt: skip
-        scores = f"p[{json.dumps(columns.score_columns(column))}]"
-        text = f"{judge}m.roc_auc_score({truth}, {scores}, multi_class='ovr'))"
-        found.append(Check(name, decimal(quality.primary.value, 6), _python(text)))
-    return found
-
-
-def _file_checks(record: RunRecord, rows: str, program: str) -> list[Check]:
-    snapshot = record.dataset.snapshot
-    read = f"import pandas; d = pandas.read_parquet({json.dumps(rows)}); print("
-    found = [Check("Rows", count(snapshot.num_rows), _python(f"{read}len(d))"))]
-    for claim, sha256, path in (
+        claims.append(("RMSE", overall.rmse.value, f"{judge}{error} ** 0.5)"))
+    elif not columns.classes:
+        claims.append(("Brier score", overall.brier.value, f"{judge}{error})"))
+    if not columns.classes:
+        summary = snapshot.label_summary
+        mean = summary.mean if summary else snapshot.positive_rate
+        claims.append(("Mean label", mean, f"{read}d[{label}].mean())"))
+    digests = (
         ("Digest of the rows", snapshot.data.sha256, rows),
         ("Digest of the model", record.model.program.sha256, program),
-    ):
-        found.append(Check(claim, sha256, f"sha256sum {shlex.quote(path)}"))
-    return found
+    )
+    return [
+        *(Check(claim, decimal(seen, 6), _python(text)) for claim, seen, text in claims),
+        Check("Rows", count(snapshot.num_rows), _python(f"{read}len(d))")),
+        *(
+            Check(claim, sha256, f"sha256sum {shlex.quote(path)}")
+            for claim, sha256, path in digests
+        ),
+    ]
 
 
 def _python(program: str) -> str:
@@ -315,7 +294,7 @@ def _lead_to(target: Path, latest: Path, started: datetime) -> None:
             f"{latest} is a file or folder, expected a link to the newest report; the report "
             f"itself is whole in {target}. Move {latest} away and run again"
         )
-    if _started(_newest(latest) / FACTS) > _in_utc(started):
+    if _started(_newest(latest) / FACTS) > in_utc(started):
         return
     with refused_writes_explained(latest), scratch_folder(".latest", latest.parent) as aside:
         link = aside / LATEST
@@ -338,13 +317,9 @@ def _started(facts_path: Path) -> datetime:
     """When the run of these facts started; the beginning of time where they cannot be read."""
     try:
         facts = json.loads(facts_path.read_text(encoding="utf-8"))
-        return _in_utc(datetime.fromisoformat(facts["started"]))
+        return in_utc(datetime.fromisoformat(facts["started"]))
     except (OSError, ValueError, KeyError, TypeError):
         return _BEGINNING
-
-
-def _in_utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def announcement(record: RunRecord, files: ReportFiles, address: str | None = None) -> str:

@@ -19,13 +19,7 @@ NAMES: dict[MetricName, str] = {
     "latency": "Slow requests",
     "scores": "Distribution of scores",
 }
-NO_HARM: dict[MetricName, float] = {
-    "task_paired": 0.0,
-    "task_split": 0.0,
-    "errors": 1.0,
-    "latency": 1.0,
-    "scores": 0.0,
-}
+NO_HARM: dict[MetricName, float] = dict.fromkeys(NAMES, 0.0) | {"errors": 1.0, "latency": 1.0}
 """Value at which both versions are alike."""
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.release import CompressionResult
 from tasks.contracts.rollout import Entry, ReleaseSummary
 from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings, platform_address
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 # Never cached: a report that someone removed is written again, and it takes a moment only.
 
 
-_POLICY: dict[str, Any] = {**RETRIED, "timeout_seconds": 600, "cache_policy": NO_CACHE}
+_POLICY = uncached(600)
 
 
 @task(name="publish-report", task_run_name="report-{record.run_id}", **_POLICY)

@@ -25,7 +25,7 @@ from tasks.contracts.training import (
     TrialRecord,
 )
 from tasks.kernel.progress import report_progress
-from tasks.kernel.retry_policy import KEPT, RETRIED, ByContent, is_api_away
+from tasks.kernel.retry_policy import RETRIED, is_api_away, reused
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.config import TrainingConfig
@@ -66,9 +66,7 @@ class Progress:
 @task(
     name="train-distributed",
     task_run_name="train-{dataset.snapshot.feature_service}-{config.strategy.name}",
-    **KEPT,
-    timeout_seconds=TIMEOUT_S,
-    cache_policy=ByContent(task_file=__file__),
+    **reused(__file__, TIMEOUT_S),
 )
 def train_distributed(
     dataset: ValidatedDataset,
@@ -126,9 +124,7 @@ def train_distributed(
 @task(
     name="plan-student",
     task_run_name="plan-{config.method}-of-v{parent.program.version.version}",
-    **KEPT,
-    timeout_seconds=600,
-    cache_policy=ByContent(task_file=__file__),
+    **reused(__file__, 600),
 )
 def plan_student(
     parent: CompressionParent, config: CompressionConfig, present: TrainingConfig

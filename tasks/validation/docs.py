@@ -5,13 +5,16 @@ scripts, pictures) is taken out, so that a page opened anywhere asks nobody for 
 style sheet takes its place. A page is named by the digest of its result and made once.
 """
 
-import html
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 
 from tasks.kernel.errors import ArtifactError
 from tasks.kernel.files import digest_of, locked, write_atomically
@@ -21,13 +24,6 @@ from tasks.validation.outcome import SuiteOutcome, read_outcome
 FOLDER = "data_docs"
 CURRENT = "current"
 INDEX = "index.html"
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1200px;padding:24px;color:#17262c}
-table{border-collapse:collapse;width:100%;margin:12px 0}td,th{border-bottom:1px solid #e4e1d8;
-padding:6px 12px 6px 0;text-align:left;vertical-align:top}.bad{color:#b3341c;font-weight:600}
-.good{color:#0b6788}a{color:#0b6788}nav,.navbar{display:none}ul{padding-left:20px}
-.badge{background:#d9ebf1;border-radius:4px;padding:1px 6px}code{font-size:.92em}
-"""
 _OUTSIDE = re.compile(
     r"<script\b[^>]*\bsrc=[\"']https?://[^>]*>\s*</script>|<link\b[^>]*\bhref=[\"']https?://[^>]*>"
     r"|<img\b[^>]*\bsrc=[\"']https?://[^>]*>|<iframe\b.*?</iframe>"
@@ -106,9 +102,8 @@ def render_page(outcome: SuiteOutcome) -> str:
     document = ValidationResultsPageRenderer().render(validation)
     view: Any = DefaultJinjaPageView()
     page = without_outside(str(view.render(document)))
-    return page.replace("</head>", f"<style>{STYLE}</style></head>", 1).replace(
-        "<body>", f"<body>{_head(outcome)}", 1
-    )
+    page = page.replace("</head>", f"{_parts().look()}</head>", 1)
+    return page.replace("<body>", f"<body>{_parts().head(outcome, INDEX)}", 1)
 
 
 def without_outside(page: str) -> str:
@@ -119,36 +114,16 @@ def without_outside(page: str) -> str:
 def render_index(entries: Sequence[tuple[str, SuiteOutcome]]) -> str:
     """All results in a table, refused ones first, then the newest windows."""
     ordered = sorted(entries, key=lambda e: (e[1].passed, -e[1].window.end.timestamp(), e[1].suite))
-    rows = "".join(
-        f"<tr><td><a href='{name}'>{html.escape(outcome.suite)}</a></td>"
-        f"<td>{html.escape(outcome.subject)}</td><td>{html.escape(str(outcome.window))}</td>"
-        f"<td>{outcome.num_rows:,}</td><td>{outcome.num_judged}</td>"
-        f"<td>{len(outcome.with_status('warned'))}</td><td>{_result(outcome)}</td></tr>"
-        for name, outcome in ordered
-    )
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Data docs</title>"
-        f"<style>{STYLE}</style></head><body><h1>Data docs</h1><table><thead><tr><th>Suite</th>"
-        "<th>Checked</th><th>Window</th><th>Rows</th><th>Expectations</th><th>Warnings</th>"
-        f"<th>Result</th></tr></thead><tbody>{rows}</tbody></table></body></html>\n"
-    )
+    return f"{_parts().index(ordered)}\n"
 
 
-def _head(outcome: SuiteOutcome) -> str:
-    warnings = [f"warning: {check.sentence}" for check in outcome.with_status("warned")]
-    faults = [*outcome.looks_like, *outcome.faults, *warnings]
-    items = "".join(f"<li>{html.escape(fault)}</li>" for fault in faults)
-    return (
-        f"<p><a href='{INDEX}'>All results</a></p><h1>{html.escape(outcome.suite)} on "
-        f"{html.escape(outcome.subject)}: {_result(outcome)}</h1><p>{outcome.num_rows:,} rows, "
-        f"{html.escape(str(outcome.window))}</p><ul>{items}</ul>"
-    )
-
-
-def _result(outcome: SuiteOutcome) -> str:
-    return (
-        "<span class='good'>passed</span>" if outcome.passed else "<span class='bad'>refused</span>"
-    )
+@cache
+def _parts() -> Any:
+    """What stands around the pages of Great Expectations, and their index."""
+    folder = Path(__file__).parent
+    templates = Environment(loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True)
+    templates.globals["style"] = Markup((folder / "docs.css").read_text(encoding="utf-8"))
+    return templates.get_template("docs.html.j2").module
 
 
 def _outcomes(store: ArtifactStore) -> dict[str, SuiteOutcome]:

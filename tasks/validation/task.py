@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect import task
 from prefect.artifacts import create_link_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
@@ -19,7 +18,7 @@ from tasks.contracts.data import (
     ValidatedRows,
     ValidationResult,
 )
-from tasks.kernel.retry_policy import RETRIED, ByContent
+from tasks.kernel.retry_policy import reused, uncached
 from tasks.kernel.settings import Settings
 from tasks.validation.suites import Suite
 
@@ -30,13 +29,7 @@ TIMEOUT_S = 900
 
 
 # Every gate is safe to retry: it only reads, and a result is kept whole under a key of its content.
-_GATE: dict[str, Any] = {
-    **RETRIED,
-    "timeout_seconds": TIMEOUT_S,
-    "persist_result": True,
-    "result_serializer": "json",
-    "cache_policy": ByContent(task_file=__file__),
-}
+_GATE = reused(__file__, TIMEOUT_S)
 
 
 @task(name="validate-rows", task_run_name="validate-rows-{landed.window.slug}", **_GATE)
@@ -104,13 +97,7 @@ def validate_training_set(
     return validate_snapshot(snapshot, suite, store, show=_show, splits=splits)
 
 
-@task(
-    name="publish-data-docs",
-    task_run_name="data-docs",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    cache_policy=NO_CACHE,
-)
+@task(name="publish-data-docs", task_run_name="data-docs", **uncached(TIMEOUT_S))
 def publish_data_docs() -> None:
     """Show all kept validation results as Great Expectations' data docs, a static site.
 

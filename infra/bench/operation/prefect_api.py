@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from infra.orchestration.client import server_command
+from infra.orchestration.client import server_command, server_settings
 from infra.orchestration.embedded import free_port
 from infra.platform.api import answers
-from infra.platform.services import SERVER_SETTINGS, path_to_python
+from infra.platform.services import path_to_python
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -108,7 +108,7 @@ def prefect_api_server(home: Path) -> Iterator[PrefectApi]:
         },
     )
     environment = api.command_environment(
-        **SERVER_SETTINGS,
+        **server_settings("every", "platform"),
         PREFECT_SERVER_API_AUTH_STRING=auth_string,
         PREFECT_API_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{home / 'prefect.db'}",
     )

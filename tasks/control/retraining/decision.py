@@ -172,7 +172,7 @@ def _on_release(evidence: Evidence) -> str:
     return (
         f"version {evidence.version} was promoted {evidence.champion_age_days:.1f} days ago, and "
         f"version {evidence.former_version} errs less on this window: {difference.error_name} "
-        f"{_shown(difference.error)}"
+        f"{difference.error:+.4f}"
     )
 
 
@@ -183,19 +183,15 @@ def _on_performance(evidence: Evidence) -> str:
         "R²": evidence.r2_change,
         "skill": evidence.skill_change,
     }
-    changes = [f"{name} changed by {_shown(m)}" for name, m in named.items() if m is not None]
+    changes = [f"{name} changed by {m:+.4f}" for name, m in named.items() if m is not None]
     return f"labels show a stale model: {', '.join(changes) or 'it errs more than it promises'}"
 
 
 def _on_calibration(auc: Metric, config: RetrainingPolicy) -> str:
     return (
         f"labels show scores that promise too much or too little, while the ranking is intact: AUC "
-        f"changed by {_shown(auc)}, at most {config.max_auc_loss} lost"
+        f"changed by {auc:+.4f}, at most {config.max_auc_loss} lost"
     )
-
-
-def _shown(metric: Metric) -> str:
-    return f"{metric.value:+.4f} [{metric.low:+.4f}, {metric.high:+.4f}]"
 
 
 def gather(

@@ -5,11 +5,10 @@ None is cached: what they change is in the database, which keeps each result and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect import runtime, task
 from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from tasks.contracts.base import ModelVersionRef
@@ -18,7 +17,7 @@ from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionState
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.records import Answer, Decision, Mode, StoredResult
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 JUDGED, DECIDED = "falaj.drift.judged", "falaj.decision.made"
 
-_POLICY: dict[str, Any] = {**RETRIED, "timeout_seconds": 300, "cache_policy": NO_CACHE}
+_POLICY = uncached(300)
 
 
 @task(name="store-drift-result", task_run_name="store-drift-result-{version.name}", **_POLICY)

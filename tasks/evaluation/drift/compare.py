@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -233,12 +233,7 @@ def _feature(name: str, histogram: Histogram, change: Change, config: DriftConfi
     return FeatureDrift(
         feature=name,
         kind="numeric" if histogram.ordered else "categorical",
-        psi=change.psi,
-        psi_noise=change.psi_noise,
-        effect=change.effect,
-        effect_low=change.effect_low,
-        missing_reference=change.missing_reference,
-        missing_current=change.missing_current,
+        **asdict(change),
         drifted=drifted,
         evidence=(
             f"{verb}: {distance} distance {change.effect:.3f}, surely at least "

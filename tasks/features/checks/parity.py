@@ -62,6 +62,7 @@ from tasks.features.tables.build import features_folder
 from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.errors import FeatureStoreError, TransientError
 from tasks.kernel.settings import Settings
+from tasks.kernel.values import in_utc
 
 if TYPE_CHECKING:
     import polars as pl
@@ -477,8 +478,7 @@ def _comparable(value: Any) -> Any:
     if value is None or value != value:  # NaN
         return None
     if isinstance(value, datetime):
-        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-        return aware.astimezone(UTC).replace(microsecond=0)
+        return in_utc(value).replace(microsecond=0)
     if isinstance(value, uuid.UUID | Decimal):
         return str(value)
     return [_comparable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
@@ -138,11 +137,6 @@ def _usual(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _usual(field.type)) for field in kind])
     return kind
-
-
-def utc(moment: datetime) -> datetime:
-    """The same moment in UTC; one without a time zone counts as UTC, as everywhere in Feast."""
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _local_files(source: FileSource, config: RepoConfig) -> Path:

@@ -32,8 +32,9 @@ from tasks.features.offline.duck import duckdb_session, first_line
 from tasks.features.offline.entities import ROW, EntityRows, NaiveTimes, check_names, load_entities
 from tasks.features.offline.job import BATCH_ROWS, AsofRetrievalJob, Rows
 from tasks.features.offline.join import ViewJoin
-from tasks.features.offline.source import as_arrow, damage_explained, moment, scan, utc
+from tasks.features.offline.source import as_arrow, damage_explained, moment, scan
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, StorageError
+from tasks.kernel.values import in_utc
 
 if TYPE_CHECKING:
     import polars as pl
@@ -280,9 +281,9 @@ class _Pull:
         time = spelled[self.timestamp_field.casefold()]
         at = moment(time, kinds[time])
         if self.start_date is not None:
-            rows = rows.filter(at >= utc(self.start_date))
+            rows = rows.filter(at >= in_utc(self.start_date))
         if self.end_date is not None:
-            rows = rows.filter(at <= utc(self.end_date))
+            rows = rows.filter(at <= in_utc(self.end_date))
         rows = rows.select(pl.col(spelled[c.casefold()]).alias(c) for c in asked)
         if not newest:
             return rows

@@ -34,6 +34,7 @@ from feast.repo_config import RepoConfig
 from tasks.features.config import CLOCK_SKEW, LONGEST_LAG
 from tasks.features.online.encoding import BINARY, NO_TIME, EncodedColumn, EncodedRows
 from tasks.kernel.errors import FeatureStoreError, WindowError
+from tasks.kernel.values import in_utc
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -68,8 +69,7 @@ def written_by(origin: Origin) -> Iterator[None]:
 
 def micros(moment: datetime) -> int:
     """Microseconds since 1970; a time without a zone is UTC, as in Feast."""
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (aware - EPOCH) // timedelta(microseconds=1)
+    return (in_utc(moment) - EPOCH) // timedelta(microseconds=1)
 
 
 def checked(view: str, batches: Iterable[EncodedRows]) -> Iterator[EncodedRows]:

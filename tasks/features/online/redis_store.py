@@ -14,6 +14,8 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,114 +63,19 @@ GROUP_ROWS = 64
 CREATED_TAG, ORIGIN_TAG = b"\x19", b"\x21"
 """Of protobuf: fields 3 and 4, eight bytes each."""
 
-MOMENT = """
-local byte, unpack_bytes = string.byte, struct.unpack
 
--- Seconds, nanoseconds, created and origin of a stored time, as `_stored_times` lays it out.
-local function moment(text)
-  local seconds, nanos, created, origin, at = 0, 0, -math.huge, nil, 1
-  while at <= #text do
-    local tag = byte(text, at)
-    if tag == 25 or tag == 33 then
-      local value = unpack_bytes('<i8', text, at + 1)
-      if tag == 25 then created = value else origin = value end
-      at = at + 9
-    else
-      local value, inverse, scale, first = 0, 0, 1, at + 1
-      repeat
-        at = at + 1
-        local group = byte(text, at) % 128
-        value = value + group * scale
-        if at - first < 9 then inverse = inverse + (127 - group) * scale end
-        scale = scale * 128
-      until byte(text, at) < 128
-      if at - first == 9 then value = -inverse - 1 end -- ten bytes: a negative number
-      at = at + 1
-      if tag == 8 then seconds = value else nanos = value end
-    end
-  end
-  return seconds, nanos, created, origin
-end
-"""
+@cache
+def _script(name: str) -> str:
+    """A program that the server runs: how stored times are read, and what is done by them."""
+    parts = (Path(__file__).with_name(part) for part in ("moment.lua", name))
+    return "".join(part.read_text(encoding="utf-8") for part in parts)
 
-SCRIPT = (
-    """
-local KEYS, ARGV, call, unpack = KEYS, ARGV, redis.call, unpack
-local ttl, began, end_us = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local count, time_field = tonumber(ARGV[4]), ARGV[5]
-local hash = {}
-for i = 0, count - 1 do hash[2 * i + 1] = ARGV[5 + i] end
-"""
-    + MOMENT
-    + """
-local function is_taken(key, new)
-  local old = call('HGET', key, time_field)
-  if not old then return true end
-  local old_s, old_n, old_created, old_origin = moment(old)
-  local new_s, new_n, new_created = moment(new)
-  if new_s ~= old_s then
-    if new_s > old_s then return true end
-  elseif new_n ~= old_n then
-    if new_n > old_n then return true end
-  elseif new_created ~= old_created then
-    if new_created > old_created then return true end
-  elseif began == 0 or (old_origin or 0) <= began then
-    return true
-  end
-  return old_origin and old_origin > 0 and old_origin < began
-    and old_s * 1000000 + old_n / 1000 <= end_us
-end
 
-local written, start = 0, 5 + count
-for k = 1, #KEYS do
-  local key = KEYS[k]
-  if is_taken(key, ARGV[start]) then
-    for i = 0, count - 1 do hash[2 * i + 2] = ARGV[start + i] end
-    for i = 1, 2 * count, 4000 do -- as many as fit on the script's stack
-      call('HSET', key, unpack(hash, i, math.min(i + 3999, 2 * count)))
-    end
-    if ttl > 0 then call('EXPIRE', key, ttl) end
-    written = written + 1
-  end
-  start = start + count
-end
-return written
-"""
-)
-SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest().encode()
-
-SELECT = (
-    """
-local rule, act, time_field = ARGV[1], ARGV[2], ARGV[3]
-local began, start_us, end_us = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-"""
-    + MOMENT
-    + """
-local function is_meant(old)
-  if rule == 'all' then return true end
-  local seconds, nanos, _, origin = moment(old)
-  if rule == 'unknown' then return origin == nil end
-  if rule == 'not of the table' then return not origin or origin == 0 end
-  local us = seconds * 1000000 + nanos / 1000
-  return origin and origin > 0 and origin < began and us >= start_us and us <= end_us
-end
-
-local found = 0
-for k = 1, #KEYS do
-  local old = redis.call('HGET', KEYS[k], time_field)
-  if old and is_meant(old) then
-    local held = 1
-    if act == 'remove' then
-      held = 0
-      for i = 7, #ARGV do held = held + redis.call('HDEL', KEYS[k], ARGV[i]) end
-    end
-    if held > 0 then found = found + 1 end
-  end
-end
-return found
-"""
-)
-"""Counts or removes values of some keys, each in one step; Redis drops a hash without fields."""
+@cache
+def _digest_of_write() -> bytes:
+    """By which the server finds the program that it was given."""
+    content = _script("write.lua").encode()
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest().encode()
 
 
 class NewerWinsRedisOnlineStoreConfig(RedisOnlineStoreConfig):
@@ -319,14 +226,14 @@ def _target(
 
 def _run(node: Any, keys: list[bytes], words: Sequence[bytes], *, clustered: bool) -> int:
     """Run the script over keys; those of a cluster's command must share a slot, so one by one."""
-    size = 1 if clustered else SCANNED_KEYS
+    size, select = 1 if clustered else SCANNED_KEYS, _script("select.lua")
     groups = [keys[start : start + size] for start in range(0, len(keys), size)]
     if isinstance(node, RedisCluster):  # it finds each key's own node
-        counts: list[Any] = [node.eval(SELECT, 1, *some, *words) for some in groups]
+        counts: list[Any] = [node.eval(select, 1, *some, *words) for some in groups]
         return sum(counts)
     pipeline = node.pipeline(transaction=False)
     for some in groups:
-        pipeline.eval(SELECT, len(some), *some, *words)
+        pipeline.eval(select, len(some), *some, *words)
     return sum(pipeline.execute())
 
 
@@ -393,7 +300,7 @@ def _connection(client: Redis) -> Iterator[_Connection]:
     pool = client.connection_pool
     connection: Any = pool.get_connection()
     try:
-        connection.send_command("SCRIPT", "LOAD", SCRIPT)
+        connection.send_command("SCRIPT", "LOAD", _script("write.lua"))
         connection.read_response()
         yield _Connection(connection)
     except BaseException:
@@ -426,7 +333,7 @@ def _grouped(
 
 def _head(target: _Target, num_keys: int) -> bytes:
     width = len(target.fields) + 1
-    words = [b"EVALSHA", SCRIPT_SHA, b"%d" % num_keys]
+    words = [b"EVALSHA", _digest_of_write(), b"%d" % num_keys]
     return b"*%d\r\n" % (len(words) + 4 + width + num_keys * (1 + width)) + _words(words)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sqlalchemy import create_engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -22,6 +20,7 @@ from tasks.kernel.errors import (
     refused_writes_explained,
 )
 from tasks.kernel.files import locked
+from tasks.metadata.database import advisory_lock
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -118,15 +117,7 @@ class StudyStorage:
             if self.kind == "sqlite":
                 yield
                 return
-            # A lock of the server's, which ends with the connection, however that ends.
-            key = int.from_bytes(hashlib.sha256(study.encode()).digest()[:8], "big", signed=True)
-            options = {"keepalives_idle": 30, "connect_timeout": 30}
-            engine = create_engine(self.url, poolclass=NullPool, connect_args=options)
-            with explained(self):
-                connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            with connection:
-                if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
-                    raise is_driven()
+            with advisory_lock(self.url, study, wait_s=0, held=is_driven):
                 yield
 
 

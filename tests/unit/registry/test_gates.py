@@ -42,18 +42,18 @@ def test_all_gates_open_on_good_evidence_and_each_says_why(good: Evidence) -> No
     )
     assert all(len(sentence) > 15 for sentence in of_digests)
     assert window.endswith("trained and chosen on rows up to 2013-09-01T00:00Z")
-    assert floor == "AUC 0.7500 (0.7400 to 0.7600), floor 0.6000"
+    assert floor == "AUC 0.7500 [0.7400, 0.7600], floor 0.6000"
     assert leak.endswith(", of the baseline model 0.7490, plausible up to 0.9500: plausible")
     assert yardstick == (
-        "AUC minus that of gradient boosting (0.7490) is +0.0010 (+0.0000 to +0.0020), allowed "
+        "AUC minus that of gradient boosting (0.7490) is +0.0010 [+0.0000, +0.0020], allowed "
         "from -0.0050"
     )
     assert champion == (
-        "AUC minus that of version 1 is +0.0020 (+0.0010 to +0.0030) on the same rows; rule "
+        "AUC minus that of version 1 is +0.0020 [+0.0010, +0.0030] on the same rows; rule "
         "'not_worse' wants the lower bound at or above -0.0050"
     )
-    assert calibration == "calibration error 0.0100 (0.0080 to 0.0120), ceiling 0.0500"
-    assert part.startswith("worst of 2 slices is carrier=EV (4,000 rows) with AUC 0.7000 (0.6900")
+    assert calibration == "calibration error 0.0100 [0.0080, 0.0120], ceiling 0.0500"
+    assert part.startswith("worst of 2 slices is carrier=EV (4,000 rows) with AUC 0.7000 [0.6900")
     assert hardware == "kept variants: cpu: onnx-fp32"
     assert age == "the test window ended 2014-01-01; no age limit is set"
 
@@ -263,7 +263,7 @@ def test_a_recalibrated_champion_is_better_by_its_error_for_its_ranking_is_the_s
     assert judged(good.champion, metric(-0.02)) == {}
     assert (
         "at or above -0.0050 of a recalibration, and the Brier score surely lower; it changed by "
-        "-0.0050 (-0.0150 to +0.0050)"
+        "-0.0050 [-0.0150, +0.0050]"
     ) in judged(good.champion, metric(-0.005))["champion"]
     assert "champion" in judged(None, metric(-0.02))
     assert "champion" in judged(other, metric(-0.02))

@@ -63,12 +63,12 @@ def test_a_regression_is_asked_its_own_gates_and_each_says_why(numbers: Evidence
     assert [gate.name for gate in results] == list(REGRESSION_GATES)
     assert all(gate.passed for gate in results), closed(numbers, CONFIG)
     said = {gate.name: gate.evidence for gate in results}
-    assert said["r2-floor"] == "R² 0.9670 (0.9570 to 0.9770), floor 0.8000"
+    assert said["r2-floor"] == "R² 0.9670 [0.9570, 0.9770], floor 0.8000"
     assert said["champion"].startswith("R² minus that of version 1 is +0.0020")
     assert said["baseline"].startswith("skill over the baseline last_week is 0.6500")
     assert "vehicles off on average, 0.008 standard deviations" in said["bias"]
     assert said["worst-slice"] == (
-        "worst of 2 slices is hour=03 (4,362 rows): its RMSE is 1.3000 (1.2000 to 1.4000) times "
+        "worst of 2 slices is hour=03 (4,362 rows): its RMSE is 1.3000 [1.2000, 1.4000] times "
         "that of the better plain prediction there, baseline model or baseline; ceiling 1.5000"
     )
 
