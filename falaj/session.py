@@ -91,6 +91,8 @@ def _other_server(context: Context) -> str | None:
 def _prefect(context: Context) -> Iterator[bool]:
     """A Prefect API in the environment; false where nothing but this process watches its runs."""
     if _other_server(context):
+        if context.on_platform:
+            _keep_results()
         yield True
         return
     settings = context.settings
@@ -100,7 +102,14 @@ def _prefect(context: Context) -> Iterator[bool]:
         from infra.orchestration.retry import end_lost_runs
 
         end_lost_runs()
+        _keep_results()
         yield False
+
+
+def _keep_results() -> None:
+    from tasks.control.routing.task import keep_results  # imports Prefect
+
+    keep_results()
 
 
 @contextmanager

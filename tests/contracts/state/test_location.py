@@ -1,6 +1,7 @@
 """Locations: a folder and S3 keep the same promises."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import falaj
+from infra.platform.health import check_copy
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
@@ -23,7 +25,7 @@ from tasks.kernel.settings import (
     put,
     send,
 )
-from tasks.metadata.identity import check_state, state_identity
+from tasks.metadata.identity import check_state, copied_from, state_identity
 from tests.support.host.wrong_store import WrongStore, wrong_store
 from tests.support.services.servers import s3_server
 from tests.support.state import become, build_notes, make_bucket
@@ -358,3 +360,37 @@ def test_a_record_that_names_a_file_outside_its_build_is_not_followed(
     with pytest.raises(ArtifactError, match="run the stage that makes it again"):
         there.path(made.text)
     assert [path for path in tmp_path.rglob("outside*")] == []
+
+
+def test_a_copied_folder_is_another_state_and_a_moved_one_is_the_same(tmp_path: Path) -> None:
+    home = tmp_path / "first"
+    first = state_identity(Settings(home, tmp_path))
+    assert state_identity(Settings(home, tmp_path)) == first
+    assert copied_from(home) is None
+    home = home.rename(tmp_path / "moved")
+    assert state_identity(Settings(home, tmp_path)) == first
+    assert not [*check_copy(home)]
+
+    copy = Path(shutil.copytree(home, tmp_path / "copy"))
+    assert [f.level for f in check_copy(copy)] == ["ok"], "the original is not where it was made"
+    home.rename(tmp_path / "first")
+    (seen,) = check_copy(copy)
+    assert seen.level == "warning"
+    assert f"a copy of {tmp_path / 'first'}" in seen.seen
+    other = state_identity(Settings(copy, tmp_path))
+    assert other.split(".")[0] != first.split(".")[0]
+    assert state_identity(Settings(copy, tmp_path)) == other
+    assert not [*check_copy(copy)]
+    assert state_identity(Settings(tmp_path / "first", tmp_path)) == first
+
+
+def test_a_machine_that_lost_its_location_does_not_pass_for_one_that_has_it(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, tmp_path / "a", url)
+    monkeypatch.setenv("FALAJ_EXPECTED_STATE", state_identity(Settings.from_environment()))
+    monkeypatch.delenv("FALAJ_STATE")
+    with pytest.raises(ConfigurationError, match=r"location differ.*FALAJ_STATE"):
+        check_state(Settings.from_environment())
+    become(monkeypatch, tmp_path / "a", url)
+    check_state(Settings.from_environment())
