@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
@@ -85,7 +85,7 @@ class Location:
     def folder(self) -> Path | None:
         """Its folder, where it is one."""
         parts = urlsplit(self.url)
-        return Path(parts.path) if parts.scheme == "file" else None
+        return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     def read(self, name: str) -> bytes | None:
         """Content of a small object; None where there is none."""
@@ -310,7 +310,7 @@ def _open(url: str, access: tuple[tuple[str, str], ...]) -> ObjectStore:
 
     parts, given = urlsplit(url), dict[str, Any](access)
     if parts.scheme == "file":
-        return LocalStore(parts.path)
+        return LocalStore(unquote(parts.path))
     given.setdefault("region", "us-east-1")
     return S3Store(
         parts.netloc,

@@ -669,7 +669,7 @@ class SharedResults(WritableFileSystem):
     @staticmethod
     def _location() -> Location:
         settings = Settings.from_environment()
-        return settings.location or Location(f"file://{settings.home}")
+        return settings.location or Location(settings.home.as_uri())
 
 
 def keep_results() -> None:
