@@ -54,6 +54,9 @@ def run_flow(
         check_model(config.training, settings.feature_repo)
     try:
         with disk_with_space(settings.home), only_run(settings.home), _prefect(context) as watched:
+            from tasks.control.routing.task import keep_results  # imports Prefect
+
+            keep_results()
             with flows_reported(watched=watched):
                 shown = work(config)
     except KeyboardInterrupt as exc:
@@ -91,8 +94,6 @@ def _other_server(context: Context) -> str | None:
 def _prefect(context: Context) -> Iterator[bool]:
     """A Prefect API in the environment; false where nothing but this process watches its runs."""
     if _other_server(context):
-        if context.on_platform:
-            _keep_results()
         yield True
         return
     settings = context.settings
@@ -102,14 +103,7 @@ def _prefect(context: Context) -> Iterator[bool]:
         from infra.orchestration.retry import end_lost_runs
 
         end_lost_runs()
-        _keep_results()
         yield False
-
-
-def _keep_results() -> None:
-    from tasks.control.routing.task import keep_results  # imports Prefect
-
-    keep_results()
 
 
 @contextmanager

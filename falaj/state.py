@@ -125,15 +125,14 @@ def prune(
     kinds: dict[str, list[int]] = {}
     for name, num_bytes in found.builds.items():
         kinds.setdefault(name.split("/")[0], []).append(num_bytes)
-    kinds |= {"logs": [*found.logs.values()], "results": [*found.passed.values()]}
-    kinds |= {"objects": [*found.objects.values()]}
+    kinds |= {"logs": [*found.logs.values()], "results": [*found.results.values()]}
+    kinds["objects"] = [*found.objects.values()]
     lines = [row(kind, f"{len(s)}, {_size(sum(s))}") for kind, s in kinds.items() if s]
     lines += [row("backup", each) for each in found.backups]
     end = "Removed" if context.assume_yes else "Nothing was removed; --yes removes it"
     facts = {"removed": context.assume_yes, "builds": found.builds, "backups": found.backups}
-    more = {"logs": [*map(str, found.logs)], "objects": len(found.objects)}
-    more["results"] = len(found.passed)
-    return Shown({**facts, **more}, [*(lines or ["nothing may go"]), end])
+    facts |= {"logs": [*map(str, found.logs)], "results": len(found.results)}
+    return Shown({**facts, "objects": len(found.objects)}, [*(lines or ["nothing may go"]), end])
 
 
 def migrate(

@@ -397,17 +397,13 @@ def check_copy(home: Path) -> Iterator[Finding]:
     """Whether the state folder was copied or moved since a platform last came up on it."""
     if (found := copied_from(home)) is None:
         return
-    origin, is_there = found
-    seen = f"{home} was copied or moved from {origin}; all in it is named relative to the folder"
-    if not is_there:
+    seen = f"{home} was copied or moved from {found[0]}"
+    if not found[1]:
         yield Finding("state", "ok", seen)
         return
-    seen = f"{home} is a copy of {origin}, which is there still and has the same identity"
-    advice = (
-        "falaj up gives the copy an identity of its own; from then on each of the two trains and "
-        "releases by itself. Where that is not meant, remove one"
-    )
-    yield Finding("state", "warning", seen, advice)
+    seen += ", which is there still and has the same identity"
+    advice = "falaj up gives the copy one of its own, and each of the two trains and releases then"
+    yield Finding("state", "warning", seen, f"{advice}; where that is not meant, remove one")
 
 
 def check_disk(folder: Path) -> Iterator[Finding]:

@@ -69,7 +69,7 @@ def copied_from(home: Path) -> tuple[Path, bool] | None:
     """
     name, kind, rest = _recorded(home / FILE)
     inode, _, folder = rest.partition(" ")
-    if kind != "at" or inode == _inode(home / FILE):
+    if kind != "at" or inode == str((home / FILE).stat().st_ino):
         return None
     return Path(folder), _recorded(Path(folder) / FILE)[0] == name
 
@@ -81,20 +81,16 @@ def _recorded(file: Path) -> list[str]:
     return [*text.strip().split(" ", 2), "", "", ""][:3]
 
 
-def _inode(file: Path) -> str:
-    return str(file.stat().st_ino)
-
-
 def _name_of_folder(file: Path) -> str:
     with locked(file.with_suffix(".lock")):
         name, kind, rest = _recorded(file)
         if kind == "of":  # the folder holds copies of what is in a location, and no state
             return f"{name}-copies"
-        if not kind or rest.partition(" ")[0] != _inode(file):
+        if not kind or rest.partition(" ")[0] != str(file.stat().st_ino):
             name = token_hex(8) if kind or not name else name
             with replacing(file) as aside:
                 aside.touch()
-                aside.write_text(f"{name} at {_inode(aside)} {file.parent}", encoding="utf-8")
+                aside.write_text(f"{name} at {aside.stat().st_ino} {file.parent}", encoding="utf-8")
     return name
 
 

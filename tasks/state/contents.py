@@ -41,6 +41,7 @@ class Shared:
     name: str
     sha256: str = ""
     num_bytes: int = 0
+    changed: float = 0
 
 
 Source = Path | Shared | bytes
@@ -91,12 +92,12 @@ def contents(
 
 
 def _shared(location: Location, wanted: int, *, secrets: bool) -> Iterator[tuple[str, Source]]:
-    for name in location.entries(""):
+    for name, entry in location.entries("").items():
         if order(name) != wanted or not belongs(name, secrets=secrets):
             continue
         parts = PurePosixPath(name).parts
         if parts[0] != ARTIFACTS or len(parts) != 3 or not name.endswith(".json"):
-            yield name, Shared(location, name)
+            yield name, Shared(location, name, "", entry.num_bytes, entry.changed.timestamp())
             continue
         if (content := location.read(name)) is None:  # removed meanwhile
             continue

@@ -42,14 +42,14 @@ class Pruning:
     Attributes:
         builds: folders or objects of builds, with their bytes.
         logs: files of services.
-        passed: objects of the state folder and the location whose runs are long over.
+        results: objects of the state folder and the location whose runs are long over.
         backups: names of backups.
         objects: content of a location that nothing names then.
     """
 
     builds: dict[str, int] = field(default_factory=dict)
     logs: dict[Path, int] = field(default_factory=dict)
-    passed: dict[tuple[Location, str], int] = field(default_factory=dict)
+    results: dict[tuple[Location, str], int] = field(default_factory=dict)
     backups: list[str] = field(default_factory=list)
     objects: dict[tuple[Location, str], int] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ def plan_pruning(
         if not name.startswith(WHOLE) and path.is_file() and seen.st_mtime < oldest.timestamp():
             found.logs[path] = seen.st_size
     here = Location(settings.home.as_uri())
-    found.passed = {
+    found.results = {
         (place, name): entry.num_bytes
         for place in {here, settings.location or here}
         for prefix in PASSED
@@ -111,7 +111,7 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
                 folder.rename(aside / folder.name)
     for path in found.logs:
         path.unlink(missing_ok=True)
-    for place, name in found.passed:
+    for place, name in found.results:
         place.remove([name])
     if backups is not None:
         backups.remove(f"{BACKUPS}/{name}.json" for name in found.backups)

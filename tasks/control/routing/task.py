@@ -678,11 +678,10 @@ def keep_results() -> None:
     Raises:
         PrefectHTTPStatusError, httpx.HTTPError: the server refuses, or does not answer.
     """
-    with get_client(sync_client=True) as client:
-        try:
-            client.read_block_document_by_name("state", SharedResults.get_block_type_slug())
-        except ObjectNotFound:
-            SharedResults().save("state", overwrite=True)
+    try:
+        SharedResults.load("state")
+    except ValueError:  # there is none
+        SharedResults().save("state", overwrite=True)
 
 
 def _storage(metadata: ResultRecordMetadata) -> Any:

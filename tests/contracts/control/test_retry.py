@@ -1,4 +1,4 @@
-"""`falaj retry` on the embedded default: a run that failed or was killed goes on, also elsewhere."""
+"""`falaj retry` on the embedded default: a run that failed or was killed goes on, moved or not."""
 
 import json
 import signal
