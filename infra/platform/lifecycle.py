@@ -128,7 +128,7 @@ def _begin(
         print("  and password apart: what is before the colon, and what is after it.")
         print(f"  It is shown this once, and kept in {files.secret}\n")
     for finding in check_copy(files.home):
-        print(f"{finding.seen}. {finding.advice}")
+        print(f"{finding.seen}. {finding.advice}".rstrip())
     print(f"Starting the platform ({config.profile}) on {files.home}", flush=True)
     while process.poll() is None and not is_running(files.home):
         time.sleep(START_POLL_S)
