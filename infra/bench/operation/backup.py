@@ -1,6 +1,8 @@
-"""What backups cost the loop beside which they run, one after the other without a pause.
+"""What backups cost the loop beside which they run, one every ten seconds or so.
 
-Loops on new state folders, with and without, in turns. A backup of each hour costs less.
+Loops on new state folders, with and without, in turns. Backups run in a session of their own, as a
+timer starts them: where the kernel groups processes by session (`sched_autogroup_enabled`), their
+niceness counts for nothing, and what they cost is what they need.
 """
 
 import os
@@ -29,7 +31,15 @@ def figures(bench: Bench) -> Measured:
         home, place = folder / "home", folder / "backups"
         home.mkdir(parents=True)
         falaj = [sys.executable, "-m", "falaj", "--home", str(home)]
-        words = ["bash", "-c", 'while :; do "$@"; done', "-", *falaj, "backup", str(place)]
+        words = [
+            "bash",
+            "-c",
+            'while :; do "$@"; sleep 10; done',
+            "-",
+            *falaj,
+            "backup",
+            str(place),
+        ]
         beside = running(words, log, place.exists, own) if what == BACKUPS else nullcontext()
         with beside:
             before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
@@ -50,5 +60,5 @@ def figures(bench: Bench) -> Measured:
     return [
         at_most("loop beside backups, wall", wall, 1.05, seen),
         at_most("loop beside backups, its CPU", cpu, 1.05, "the same loops"),
-        at_least("backups in a loop", min(made), 1, "without a pause; the fewest"),
+        at_least("backups in a loop", min(made), 1, "the fewest"),
     ]
