@@ -18,6 +18,7 @@ from infra.bench.processes import running
 from infra.bench.running import small_repository
 
 BACKUPS, LOOPS = "with backups", "alone"
+AGAIN_AND_AGAIN = ("bash", "-c", 'while :; do "$@"; sleep 10; done', "-")
 
 
 def figures(bench: Bench) -> Measured:
@@ -31,15 +32,7 @@ def figures(bench: Bench) -> Measured:
         home, place = folder / "home", folder / "backups"
         home.mkdir(parents=True)
         falaj = [sys.executable, "-m", "falaj", "--home", str(home)]
-        words = [
-            "bash",
-            "-c",
-            'while :; do "$@"; sleep 10; done',
-            "-",
-            *falaj,
-            "backup",
-            str(place),
-        ]
+        words = [*AGAIN_AND_AGAIN, *falaj, "backup", str(place)]
         beside = running(words, log, place.exists, own) if what == BACKUPS else nullcontext()
         with beside:
             before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
@@ -52,10 +45,8 @@ def figures(bench: Bench) -> Measured:
 
     turns = {what: partial(run, what) for what in (LOOPS, BACKUPS)}
     found = interleaved(turns, bench.size(5, 1))
-    wall, cpu = (
-        median_ratio(*([round_[i] for round_ in found[what]] for what in (BACKUPS, LOOPS)))
-        for i in (0, 1)
-    )
+    beside, alone = (zip(*found[what], strict=True) for what in (BACKUPS, LOOPS))
+    wall, cpu = map(median_ratio, beside, alone)
     seen = f"seconds of wall and CPU: {found}"
     return [
         at_most("loop beside backups, wall", wall, 1.05, seen),
