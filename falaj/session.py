@@ -54,6 +54,9 @@ def run_flow(
         check_model(config.training, settings.feature_repo)
     try:
         with disk_with_space(settings.home), only_run(settings.home), _prefect(context) as watched:
+            from tasks.control.routing.task import keep_results  # imports Prefect
+
+            keep_results()
             with flows_reported(watched=watched):
                 shown = work(config)
     except KeyboardInterrupt as exc:

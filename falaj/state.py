@@ -102,7 +102,8 @@ def prune(
 ) -> Shown:
     """Show what nothing needs any more; with --yes, remove it.
 
-    What a registered version, a published table or a report that is kept names always stays.
+    What a registered version, a published table, the audit trail or a report that is kept names
+    always stays. A run that failed longer ago can be started again then, but not retried.
 
     Args:
         keep: Newest reports whose results stay, and backups.
@@ -124,13 +125,14 @@ def prune(
     kinds: dict[str, list[int]] = {}
     for name, num_bytes in found.builds.items():
         kinds.setdefault(name.split("/")[0], []).append(num_bytes)
-    kinds |= {"logs": [*found.logs.values()], "objects": [*found.objects.values()]}
+    kinds |= {"logs": [*found.logs.values()], "results": [*found.results.values()]}
+    kinds["objects"] = [*found.objects.values()]
     lines = [row(kind, f"{len(s)}, {_size(sum(s))}") for kind, s in kinds.items() if s]
     lines += [row("backup", each) for each in found.backups]
     end = "Removed" if context.assume_yes else "Nothing was removed; --yes removes it"
     facts = {"removed": context.assume_yes, "builds": found.builds, "backups": found.backups}
-    more = {"logs": [*map(str, found.logs)], "objects": len(found.objects)}
-    return Shown({**facts, **more}, [*(lines or ["nothing may go"]), end])
+    facts |= {"logs": [*map(str, found.logs)], "results": len(found.results)}
+    return Shown({**facts, "objects": len(found.objects)}, [*(lines or ["nothing may go"]), end])
 
 
 def migrate(

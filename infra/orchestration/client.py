@@ -16,6 +16,8 @@ from tasks.kernel.files import is_held, locked, read_yaml
 
 PLATFORM = "platform"
 LOGGING = Path(__file__).with_name("logging.yml")
+RESULTS = "falaj-results/state"
+"""Block of Prefect that keeps results; see `tasks.control.routing.task.SharedResults`."""
 ASK_AGAIN_CODES = "500"
 """The server answers so while its database or its Redis is away. By itself Prefect's client asks
 again only when the server is away or busy, so a restart of PostgreSQL would end every run that says
@@ -155,7 +157,7 @@ def prefect_settings(folder: Path, api_url: str) -> dict[str, str]:
     return {
         "PREFECT_HOME": str(folder),
         "PREFECT_API_URL": api_url,
-        "PREFECT_LOCAL_STORAGE_PATH": str(folder / "results"),
+        "PREFECT_DEFAULT_RESULT_STORAGE_BLOCK": RESULTS,
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_LOGGING_SETTINGS_PATH": str(LOGGING),
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",

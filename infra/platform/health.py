@@ -40,6 +40,7 @@ from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import lack_of_space, shows_damage
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
+from tasks.metadata.identity import copied_from
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
 LATE_AFTER = timedelta(seconds=60)
@@ -298,7 +299,8 @@ def examine(files: PlatformFiles, environment: Mapping[str, str]) -> list[Findin
     findings = [*check_pins(), check_hardware(files.home)]
     if files.folder.exists():
         findings += [check_secret(files, config), check_private(files.home)]
-        findings += [*check_disk(files.home), *_check_stores(files, config, environment)]
+        findings += [*check_copy(files.home), *check_disk(files.home)]
+        findings += _check_stores(files, config, environment)
     if not is_running(files.home):
         seen = f"no supervisor lives on {files.home}"
         return [*findings, Finding("platform", "problem", seen, "make up")]
@@ -389,6 +391,19 @@ def _check_closed(name: str, path: Path, wanted: int, level: Level, advice: str)
         seen = f"{path} has mode {mode:o}, expected {wanted:o}: others may read it"
         return Finding(name, level, seen, advice)
     return Finding(name, "ok", f"{path} is closed to others, mode {mode:o}")
+
+
+def check_copy(home: Path) -> Iterator[Finding]:
+    """Whether the state folder was copied or moved since a platform last came up on it."""
+    if (found := copied_from(home)) is None:
+        return
+    seen = f"{home} was copied or moved from {found[0]}"
+    if not found[1]:
+        yield Finding("state", "ok", seen)
+        return
+    seen += ", which is there still and has the same identity"
+    advice = "falaj up gives the copy one of its own, and each of the two trains and releases then"
+    yield Finding("state", "warning", seen, f"{advice}; where that is not meant, remove one")
 
 
 def check_disk(folder: Path) -> Iterator[Finding]:

@@ -36,7 +36,7 @@ from infra.platform.files import (
     read_state,
     supervisor_pid,
 )
-from infra.platform.health import check_pins
+from infra.platform.health import check_copy, check_pins
 from infra.platform.services import DEPLOYING, STORES, WORKER, resume_pools, store_url
 from infra.platform.supervisor import GRACE_S, rotate, tail
 from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
@@ -127,6 +127,8 @@ def _begin(
         print("  Prefect's login page has one field: paste this whole line. MLflow asks for user")
         print("  and password apart: what is before the colon, and what is after it.")
         print(f"  It is shown this once, and kept in {files.secret}\n")
+    for finding in check_copy(files.home):
+        print(f"{finding.seen}. {finding.advice}".rstrip())
     print(f"Starting the platform ({config.profile}) on {files.home}", flush=True)
     while process.poll() is None and not is_running(files.home):
         time.sleep(START_POLL_S)

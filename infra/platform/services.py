@@ -301,11 +301,9 @@ def worker_environment(plan: Plan) -> dict[str, str]:
 def _of_worker(inherited: Mapping[str, str], client: dict[str, str]) -> dict[str, str]:
     """Environment of a worker, from its machine's and the settings of all clients."""
     del client["PREFECT_LOGGING_SETTINGS_PATH"]  # a worker's own lines are worth keeping
-    results = {"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK": "falaj-results/state"}
     return {
         **inherited,
         **client,
-        **(results if inherited.get("FALAJ_STATE") else {}),
         "PATH": path_to_python(inherited),
         "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_S),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
@@ -99,7 +99,7 @@ class Location:
     def folder(self) -> Path | None:
         """Its folder, where it is one."""
         parts = urlsplit(self.url)
-        return Path(parts.path) if parts.scheme == "file" else None
+        return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """Content of a small object, or some bytes of one; None where there is none.
@@ -333,7 +333,7 @@ def _open(url: str, access: tuple[tuple[AccessName, str], ...]) -> ObjectStore:
 
     parts, given = urlsplit(url), dict[str, Any](access)
     if parts.scheme == "file":
-        return LocalStore(parts.path)
+        return LocalStore(unquote(parts.path))
     given.setdefault("region", "us-east-1")
     return S3Store(
         parts.netloc,

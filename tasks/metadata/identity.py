@@ -1,24 +1,29 @@
 """Which state a process works on, and a check that it is the one that it should be.
 
 Two random names, one in the location of the state and one in the database, made by whoever comes
-first. Processes that see the same two read and write the same things.
+first. Processes that see the same two read and write the same things. A folder that holds the whole
+state has its name in a file that knows its own inode: in a copy of the folder that is another one,
+under whatever path the folder itself is mounted. So a copy gets a name of its own.
 """
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from secrets import token_hex
 
 from sqlalchemy import select
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import write_atomically
+from tasks.kernel.files import locked, replacing, write_atomically
 from tasks.kernel.location import Location
-from tasks.kernel.settings import Settings, claim
+from tasks.kernel.settings import Settings
 from tasks.metadata.database import insert_if_absent, open_database, transaction
 from tasks.metadata.tables import identities
 
 EXPECTED = "FALAJ_EXPECTED_STATE"
 """Variable of runs on work pools: the identity that their platform has."""
 FILE = "identity"
+"""In the state folder: `<name> of <location>`, or `<name> at <inode of the file> <folder>`."""
 
 
 def state_identity(settings: Settings) -> str:
@@ -30,12 +35,14 @@ def state_identity(settings: Settings) -> str:
         TransientError, StorageError: the location or the database does not answer, or refuses.
     """
     file = settings.home / FILE
-    known, _, of = (file.read_text(encoding="utf-8") if file.exists() else "").partition(" of ")
-    if settings.location is not None:
+    if settings.location is None:
+        name = _name_of_folder(file)
+    else:
+        known, kind, of = _recorded(file)
         url = settings.location.url
         new = (known or token_hex(8)).encode()
         shared = settings.location.read(FILE)
-        if known and (shared != new if shared else of not in ("", url)):
+        if known and (shared != new if shared else kind == "of" and of != url):
             there = f"is the state {shared.decode()}" if shared else "holds none"
             raise ConfigurationError(
                 f"{settings.home} holds copies of the state {known}, and {url} {there}. Set "
@@ -46,14 +53,45 @@ def state_identity(settings: Settings) -> str:
             _check_conditions(settings.location)
             created = settings.location.create(FILE, new)
             shared = new if created else settings.location.read(FILE) or new
-        known = shared.decode()
+        name = shared.decode()
         if of != url:
-            write_atomically(file, f"{known} of {url}")
-    name = known or claim(file, token_hex(8)).decode()
+            write_atomically(file, f"{name} of {url}")
     with transaction(open_database(settings.metadata_url)) as connection:
         insert_if_absent(connection, identities, number=1, identity=token_hex(8))
         found = connection.execute(select(identities.c.identity)).scalar_one()
     return f"{name}.{found}"
+
+
+def copied_from(home: Path) -> tuple[Path, bool] | None:
+    """Where a state folder was copied, moved or restored from, and whether the original is there.
+
+    None once the copy has a name of its own.
+    """
+    name, kind, rest = _recorded(home / FILE)
+    inode, _, folder = rest.partition(" ")
+    if kind != "at" or inode == str((home / FILE).stat().st_ino):
+        return None
+    return Path(folder), _recorded(Path(folder) / FILE)[0] == name
+
+
+def _recorded(file: Path) -> list[str]:
+    text = ""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        text = file.read_text(encoding="utf-8")
+    return [*text.strip().split(" ", 2), "", "", ""][:3]
+
+
+def _name_of_folder(file: Path) -> str:
+    with locked(file.with_suffix(".lock")):
+        name, kind, rest = _recorded(file)
+        if kind == "of":  # the folder holds copies of what is in a location, and no state
+            return f"{name}-copies"
+        if not kind or rest.partition(" ")[0] != str(file.stat().st_ino):
+            name = token_hex(8) if kind or not name else name
+            with replacing(file) as aside:
+                aside.touch()
+                aside.write_text(f"{name} at {aside.stat().st_ino} {file.parent}", encoding="utf-8")
+    return name
 
 
 def _check_conditions(location: Location) -> None:

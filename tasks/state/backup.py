@@ -30,6 +30,9 @@ from tasks.state.databases import Prepare, copy_sqlite, dump, is_empty, is_sqlit
 
 RESTORING = ".restoring"
 NUM_THREADS = 8
+SETTLED_S = 10
+"""A file is read again that changed so shortly before the last backup: it may have changed since
+within one tick of its clock."""
 Say = Callable[[str], None]
 
 
@@ -109,7 +112,7 @@ def back_up(
         TransientError, StorageError: one of the stores or databases does not answer, or refuses.
     """
     names = list_backups(target)
-    sender = _Sender(target, read_backup(target, names[-1]).files if names else {})
+    sender = _Sender(target, read_backup(target, names[-1]) if names else None)
     backup = Backup(made=datetime.now(UTC), release=version("falaj"), secrets=secrets, files={})
     with files.scratch_folder("falaj-backup") as scratch, ThreadPoolExecutor(NUM_THREADS) as pool:
         sender.scratch = scratch
@@ -139,8 +142,10 @@ def back_up(
 class _Sender:
     """Sends the content of files that a location lacks."""
 
-    def __init__(self, target: Location, last: Mapping[str, Kept]) -> None:
-        self.target, self.last, self.num_sent = target, last, 0
+    def __init__(self, target: Location, last: Backup | None) -> None:
+        self.target, self.num_sent = target, 0
+        self.last = last.files if last else {}
+        self.settled = last.made.timestamp() - SETTLED_S if last else 0
         self.there = {name: e.num_bytes for name, e in target.entries(OBJECTS).items()}
         self.scratch, self.numbers = Path(), count()
 
@@ -155,9 +160,11 @@ class _Sender:
                 return self._content(aside)
             if source.sha256 and self.there.get(object_name(source.sha256)) == source.num_bytes:
                 return Kept(sha256=source.sha256, num_bytes=source.num_bytes)
+            if known := self._known(name, source.num_bytes, source.changed):
+                return known
             wanted = object_name(source.sha256) if source.sha256 else source.name
             source.location.bring(wanted, aside, sha256=source.sha256 or None)
-            return self._content(aside)
+            return self._content(aside).model_copy(update={"changed": source.changed})
         except FileNotFoundError:
             if isinstance(source, state.Shared) and source.sha256:
                 raise ArtifactError(
@@ -174,17 +181,28 @@ class _Sender:
             if os.path.isabs(link):
                 link = os.path.relpath(path.resolve(), path.parent.resolve())
             return Kept(link=link)
-        seen, last = path.stat(), self.last.get(name)
-        same = last and (last.num_bytes, last.changed) == (seen.st_size, seen.st_mtime)
+        seen = path.stat()
         fixed = state.order(name) in (state.MODELS, state.BUILDS) and name.count("/") > 2
-        if last and same and fixed and self.there.get(object_name(last.sha256)) == seen.st_size:
-            return last
-        if not fixed and is_sqlite(path):
+        database = not fixed and is_sqlite(path)  # what changed may be in a file beside it
+        known = self._known(name, seen.st_size, seen.st_mtime, fixed=fixed)
+        if known and not database:
+            return known
+        if database:
             copy_sqlite(path, aside)
         elif not fixed:  # others may write to it
             shutil.copyfile(path, aside)
         kept = self._content(path if fixed else aside)
         return kept.model_copy(update={"mode": seen.st_mode & 0o777, "changed": seen.st_mtime})
+
+    def _known(
+        self, name: str, num_bytes: int, changed: float, *, fixed: bool = False
+    ) -> Kept | None:
+        """What the last backup says of a file that has not changed since."""
+        last = self.last.get(name)
+        if last is None or (last.num_bytes, last.changed) != (num_bytes, changed):
+            return None
+        is_there = self.there.get(object_name(last.sha256)) == num_bytes
+        return last if is_there and changed and (fixed or changed < self.settled) else None
 
     def _content(self, path: Path) -> Kept:
         digest, size = files.digest_of(path), path.stat().st_size

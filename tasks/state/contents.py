@@ -19,6 +19,7 @@ WHOLE = (f"{ARTIFACTS}/", "mlflow/artifacts/")
 """Folders of which all but hidden files belong to the state, whatever their names."""
 PASSING = {"spill", "leases", "logs", "writers", "replicas", BACKUPS, OBJECTS}
 PASSING_FILES = {"state.json", "endpoint.json", "ports.json", "server.json", "paused.json"}
+PASSING_FILES |= {"identity"}  # what is restored is another state, as a copied folder is
 PASSING_ENDS = ("lock", ".pid", ".sock", "-wal", "-shm", "-journal", ".log", ".moved")
 SECRETS = {"secrets", "secret", "certificates"}
 SECRET_ENDS = (".key", ".pem")
@@ -40,6 +41,7 @@ class Shared:
     name: str
     sha256: str = ""
     num_bytes: int = 0
+    changed: float = 0
 
 
 Source = Path | Shared | bytes
@@ -90,12 +92,12 @@ def contents(
 
 
 def _shared(location: Location, wanted: int, *, secrets: bool) -> Iterator[tuple[str, Source]]:
-    for name in location.entries(""):
+    for name, entry in location.entries("").items():
         if order(name) != wanted or not belongs(name, secrets=secrets):
             continue
         parts = PurePosixPath(name).parts
         if parts[0] != ARTIFACTS or len(parts) != 3 or not name.endswith(".json"):
-            yield name, Shared(location, name)
+            yield name, Shared(location, name, "", entry.num_bytes, entry.changed.timestamp())
             continue
         if (content := location.read(name)) is None:  # removed meanwhile
             continue

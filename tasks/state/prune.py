@@ -1,16 +1,15 @@
-"""What of a state may go: builds that nothing names any more, old logs, old backups.
+"""What of a state may go: builds that nothing names any more, old logs, results and backups.
 
 One pass from the roots: registered versions, published tables, the newest reports, what the
-databases name. What these name is kept, and what that names; so is what was made from it, such as
-the scores of a model that is kept. Builds of the last days are kept whatever names them, since a
-run may be about to.
+databases and the audit trails name. What these name is kept, and what that names; so is what was
+made from it, such as the scores of a model that is kept. Builds of the last days are kept whatever
+names them, since a run may be about to.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from tasks.kernel import files
 from tasks.kernel.location import OBJECTS, Location
-from tasks.kernel.settings import ARTIFACTS, VALUE, Build, Settings
+from tasks.kernel.settings import ARTIFACTS, STAGING, VALUE, Build, Settings
 from tasks.state.backup import list_backups, read_backup
 from tasks.state.contents import BACKUPS, MODELS, OTHERS, POINTERS, WHOLE, Source, contents
 from tasks.state.databases import all_text
@@ -30,6 +29,8 @@ _VERSION_OF_TABLES = re.compile(r"tables/([0-9a-f]{16,})")
 SOURCES = {"tables", "landed"}
 """Kinds whose versions repeat content; that content is the same tells nothing about them."""
 SMALL_BUILD = 100_000
+PASSED = ("results", "computed", "prefect/results", "platform/prefect/results")
+"""Results of Prefect's runs, and what a computation that was killed has left."""
 UPLOAD_LIMIT = timedelta(days=1)
 """Content that nothing names is kept for so long: what names it may be on its way."""
 
@@ -41,14 +42,16 @@ class Pruning:
     Attributes:
         builds: folders or objects of builds, with their bytes.
         logs: files of services.
+        results: objects of the state folder and the location whose runs are long over.
         backups: names of backups.
-        objects: content of the location that nothing names then.
+        objects: content of a location that nothing names then.
     """
 
     builds: dict[str, int] = field(default_factory=dict)
     logs: dict[Path, int] = field(default_factory=dict)
+    results: dict[tuple[Location, str], int] = field(default_factory=dict)
     backups: list[str] = field(default_factory=list)
-    objects: dict[str, int] = field(default_factory=dict)
+    objects: dict[tuple[Location, str], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,20 @@ def plan_pruning(
         name, seen = path.relative_to(settings.home).as_posix(), path.lstat()
         if not name.startswith(WHOLE) and path.is_file() and seen.st_mtime < oldest.timestamp():
             found.logs[path] = seen.st_size
+    here = Location(settings.home.as_uri())
+    found.results = {
+        (place, name): entry.num_bytes
+        for place in {here, settings.location or here}
+        for prefix in PASSED
+        for name, entry in place.entries(prefix).items()
+        if entry.changed < oldest
+    }
     for location in {settings.location, backups} - {None}:
         assert location is not None
         gone = list_backups(location)[:-keep] if location == backups else []
         found.backups += gone
-        found.objects |= _unnamed(location, found, settings)
+        unnamed = _unnamed(location, found, settings)
+        found.objects |= {(location, name): size for name, size in unnamed.items()}
     return found
 
 
@@ -94,15 +106,19 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
         folder = settings.home / ARTIFACTS / name
         if settings.location is not None:
             settings.location.remove([f"{ARTIFACTS}/{name}.json"])
-        (folder / VALUE).unlink(missing_ok=True)  # what is left of it counts as no build
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # what is left of it where this is cut off is removed by the next
+            with files.scratch_folder(STAGING, folder.parent) as aside:
+                folder.rename(aside / folder.name)
     for path in found.logs:
         path.unlink(missing_ok=True)
+    for place, name in found.results:
+        place.remove([name])
     if backups is not None:
         backups.remove(f"{BACKUPS}/{name}.json" for name in found.backups)
     for location in {settings.location, backups} - {None}:
         assert location is not None
-        location.remove(_unnamed(location, found, settings))
+        still = _unnamed(location, found, settings)
+        location.remove(name for name in still if (location, name) in found.objects)
 
 
 def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
@@ -138,6 +154,8 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
     reports: dict[str, list[tuple[str, Source]]] = {}
     for name, source in contents(settings, OTHERS):
         path = PurePosixPath(name)
+        if path.parent.name == "audit":
+            yield _text(source)
         if path.name == "report.json" and path.parent.parent.name == "reports":
             reports.setdefault(str(path.parent.parent), []).append((name, source))
     for each in reports.values():

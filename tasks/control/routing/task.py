@@ -42,7 +42,7 @@ import tasks.kernel.errors
 from tasks.contracts.hardware import CPU, FILE_NAME, kind_of
 from tasks.contracts.run import StageRoute
 from tasks.control.config import BurstRule, RoutingConfig, StageName, StageRouting
-from tasks.kernel.errors import ConfigurationError, FalajError, StageError, StageLostError
+from tasks.kernel.errors import FalajError, StageError, StageLostError
 from tasks.kernel.location import Location
 from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
 from tasks.kernel.settings import PROJECT_ROOT, Settings, content_key
@@ -628,7 +628,11 @@ def _stored_text(run: FlowRun) -> str:
 
 
 class SharedResults(WritableFileSystem):
-    """Results of flows and tasks, in the location of the state, for runs on any machine."""
+    """Results of flows and tasks, in the state, for runs on any machine that shares it.
+
+    By names that hold no folder: Prefect's own local storage would write the state folder into its
+    database, and in a copy of it read the files of the original.
+    """
 
     _block_type_name = "Results in the state of Falaj"
     _block_type_slug = "falaj-results"
@@ -664,13 +668,20 @@ class SharedResults(WritableFileSystem):
 
     @staticmethod
     def _location() -> Location:
-        location = Settings.from_environment().location
-        if location is None:
-            raise ConfigurationError(
-                "results are kept in the location of the state, and FALAJ_STATE names none; set it "
-                "as the platform has it. Nothing was read or written"
-            )
-        return location
+        settings = Settings.from_environment()
+        return settings.location or Location(settings.home.as_uri())
+
+
+def keep_results() -> None:
+    """Tell the server where results are, where no deploy has done so before.
+
+    Raises:
+        PrefectHTTPStatusError, httpx.HTTPError: the server refuses, or does not answer.
+    """
+    try:
+        SharedResults.load("state")
+    except ValueError:  # there is none
+        SharedResults().save("state", overwrite=True)
 
 
 def _storage(metadata: ResultRecordMetadata) -> Any:

@@ -1,4 +1,4 @@
-"""`falaj retry` on the embedded default: a run that failed or was killed goes on."""
+"""`falaj retry` on the embedded default: a run that failed or was killed goes on, moved or not."""
 
 import json
 import signal
@@ -33,6 +33,7 @@ def test_a_run_that_failed_and_then_was_killed_goes_on_where_it_stopped(tmp_path
         wait_until(lambda: len(built(loop)) > len(landed), "a first step is finished", 300)
         killed.send_signal(signal.SIGKILL)
     wait_until(lambda: not processes_of(loop.home), "no process is left", 60)
+    loop = Loop(loop.home.rename(tmp_path / "moved"), loop.repository)
 
     code, said = loop.run("retry", "refresh-flights-20130103-20130106")
     assert code == 0, said

@@ -21,7 +21,9 @@ home, port = Path(sys.argv[1]), free_port()
 with prefect_server(home, port) as server:
     os.environ.update(client_environment(home, port))
     from prefect import flow, task
+    from tasks.control.routing.task import keep_results
     wait_for_server(server, home, port)
+    keep_results()
 
     @task(persist_result=True, result_serializer="json")
     def double(number: int) -> int:

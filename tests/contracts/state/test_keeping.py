@@ -159,6 +159,22 @@ def test_damage_is_seen_and_what_was_cut_off_goes_on(
     check_same(there)
 
 
+def test_a_file_that_has_not_changed_since_the_last_backup_is_not_read_again(
+    grown: Settings, tmp_path: Path
+) -> None:
+    target = Location.of((tmp_path / "backups").as_uri())
+    old, young = (grown.home / "reports" / f"{name}.json" for name in ("old", "young"))
+    made = []
+    moments = {old: time.time() - 3600, young: time.time()}
+    for text in ("one", "two"):
+        for file, moment in moments.items():
+            file.write_text(text)
+            os.utime(file, (moment, moment))
+        made.append(back_up(grown, target, {}, nothing).files)
+    assert made[0]["reports/old.json"] == made[1]["reports/old.json"]
+    assert made[0]["reports/young.json"] != made[1]["reports/young.json"], "it may have changed"
+
+
 @pytest.mark.slow
 def test_a_state_moves_to_a_server_and_from_there_to_a_folder(
     grown: Settings, bucket: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """Locations: a folder and S3 keep the same promises."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import falaj
+from infra.platform.health import check_copy
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
@@ -318,6 +320,10 @@ def test_copies_of_another_state_are_noticed(
     become(monkeypatch, tmp_path / "b", f"{url}-another")
     with pytest.raises(ConfigurationError, match="holds copies of the state"):
         check_state(Settings.from_environment())
+    become(monkeypatch, tmp_path / "a", url)
+    monkeypatch.delenv("FALAJ_STATE")
+    with pytest.raises(ConfigurationError, match=r"location differ.*FALAJ_STATE"):
+        check_state(Settings.from_environment())
 
 
 def test_from_python_a_project_reads_what_machines_share(
@@ -358,3 +364,22 @@ def test_a_record_that_names_a_file_outside_its_build_is_not_followed(
     with pytest.raises(ArtifactError, match="run the stage that makes it again"):
         there.path(made.text)
     assert [path for path in tmp_path.rglob("outside*")] == []
+
+
+def test_a_copied_folder_is_another_state_and_a_moved_one_is_the_same(tmp_path: Path) -> None:
+    home = tmp_path / "first"
+    first = state_identity(Settings(home, tmp_path))
+    assert state_identity(Settings(home, tmp_path)) == first
+    home = home.rename(tmp_path / "moved")
+    assert state_identity(Settings(home, tmp_path)) == first
+    assert not [*check_copy(home)]
+
+    copy = Path(shutil.copytree(home, tmp_path / "copy"))
+    assert [f.level for f in check_copy(copy)] == ["ok"], "the original is not where it was made"
+    home.rename(tmp_path / "first")
+    (seen,) = check_copy(copy)
+    assert (seen.level, f"from {home.parent / 'first'}, which" in seen.seen) == ("warning", True)
+    other = state_identity(Settings(copy, tmp_path))
+    assert other.split(".")[0] != first.split(".")[0]
+    assert not [*check_copy(copy)]
+    assert state_identity(Settings(tmp_path / "first", tmp_path)) == first

@@ -13,6 +13,7 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists
 
 from infra.platform.api import wait_for_server
+from tasks.control.routing.task import keep_results
 
 POOLS = ("coordinator", "cpu")
 
@@ -26,6 +27,7 @@ def taking_time_flow(seconds: float) -> None:
 def main() -> None:
     assert sys.argv[1] == "--wait", sys.argv
     wait_for_server(float(sys.argv[2]))
+    keep_results()
     with get_client(sync_client=True) as client:
         for pool in POOLS:
             try:
