@@ -48,8 +48,12 @@ class Machine:
         self.started.append(process)
         return process.pid
 
+    def connect(self, to: str = "up") -> None:
+        """Plug its network in, or out (`down`): what its processes send then, reaches nobody."""
+        _must("-n", self.name, "link", "set", "eth0", to)
+
     def kill(self) -> None:
-        """Power it off: all its processes end at once."""
+        """Reset it: all its processes end at once, and the system closes their connections."""
         pids = subprocess.run(
             ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
         )
