@@ -140,7 +140,7 @@ class Pair(WholePlatform):
                 str(run["id"])
                 for run in runs
                 if run["state_type"] == "RUNNING"
-                and str(run["idempotency_key"]).split(":")[1] == stage
+                and f":{stage}:" in str(run["idempotency_key"])
                 and "falaj.host" in run["labels"]
             ]
 

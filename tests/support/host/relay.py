@@ -45,6 +45,10 @@ def _reach(near: socket.socket, targets: tuple[tuple[str, int], ...]) -> None:
         near.close()
         return
     far.settimeout(None)
+    # As a balancer that ends its sessions with a server that is down: here one that hears nothing.
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("KEEPIDLE", 5), ("KEEPINTVL", 2), ("USER_TIMEOUT", 10_000)):
+        far.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
     for pair in ((near, far), (far, near)):
         threading.Thread(target=_pass, args=pair, daemon=True).start()
 
