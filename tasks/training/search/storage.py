@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -22,6 +22,7 @@ from tasks.kernel.errors import (
     refused_writes_explained,
 )
 from tasks.kernel.files import locked
+from tasks.metadata.database import server_engine
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -120,10 +121,9 @@ class StudyStorage:
                 return
             # A lock of the server's, which ends with the connection, however that ends.
             key = int.from_bytes(hashlib.sha256(study.encode()).digest()[:8], "big", signed=True)
-            options = {"keepalives_idle": 30, "connect_timeout": 30}
-            engine = create_engine(self.url, poolclass=NullPool, connect_args=options)
+            engine = server_engine(self.url).execution_options(isolation_level="AUTOCOMMIT")
             with explained(self):
-                connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                connection = engine.connect()
             with connection:
                 if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
                     raise is_driven()

@@ -91,8 +91,10 @@ def machines(*names: str) -> Iterator[list[Machine]]:
                 _must("-n", name, *words)
         yield made
     finally:
-        for machine in made:
+        for number, machine in enumerate(made, start=2):
             machine.kill()
+            # With the name alone it would go a little later, and be in the way of the next one.
+            _ip("link", "delete", f"falaj-v{number}")
             _ip("netns", "delete", machine.name)
             subprocess.run(["rm", "-rf", str(machine.disk)], check=False)
         _ip("link", "delete", _BRIDGE)
