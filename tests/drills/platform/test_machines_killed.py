@@ -24,7 +24,7 @@ from infra.bench.running import QUICK
 from tests.support.host.machines import Machine
 from tests.support.host.processes import wait_until
 from tests.support.platform.accounts import STAGES, Account
-from tests.support.platform.site import BUCKET, Site, built_twice, locks_held, site
+from tests.support.platform.site import BUCKET, Site, builds_of, locks_held, site
 from tests.support.services.restarting import Server, end_started
 from tests.support.suite.promises import Promise, proves
 
@@ -109,7 +109,7 @@ def problems_of(shared: Site, loop: str) -> list[str]:
             problems.append(f"left: {left()}")
     completed = account.completions(loop)
     problems += [f"stages: {completed}"] * (completed != dict.fromkeys(STAGES, 1))
-    problems += [f"built twice: {twice}" for twice in built_twice(homes)]
+    problems += [f"built {n} times: {what}" for what, n in builds_of(homes).items() if n > 1]
     problems += wrong_in_store(shared, account)
     return problems
 

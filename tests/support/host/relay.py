@@ -9,6 +9,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
+
+NOTICES = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_USER_TIMEOUT: 10_000}
 
 
 @contextmanager
@@ -45,10 +48,10 @@ def _reach(near: socket.socket, targets: tuple[tuple[str, int], ...]) -> None:
         near.close()
         return
     far.settimeout(None)
-    # As a balancer that ends its sessions with a server that is down: here one that hears nothing.
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("KEEPIDLE", 5), ("KEEPINTVL", 2), ("USER_TIMEOUT", 10_000)):
-        far.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
+    # As a balancer that ends its sessions with what is down: here with one that hears nothing.
+    for end, (option, value) in product((near, far), NOTICES.items()):
+        end.setsockopt(socket.IPPROTO_TCP, option, value)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for pair in ((near, far), (far, near)):
         threading.Thread(target=_pass, args=pair, daemon=True).start()
 

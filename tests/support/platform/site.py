@@ -1,7 +1,6 @@
 """A platform whose state is on servers, and machines of their own that may work for it."""
 
 import json
-import os
 import shutil
 import sys
 from collections import Counter
@@ -14,9 +13,8 @@ from typing import Any, ClassVar
 import psycopg
 
 from infra.bench.processes import S3_KEY, postgres_server, redis_server, s3_server
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.clocks import Clock
-from tests.support.host.machines import DISK, HOST, Machine, machines
+from tests.support.host.machines import DISK, HOST, Machine, machines, variables
 from tests.support.host.relay import relayed
 from tests.support.platform.whole_platform import WholePlatform, whole_platform
 from tests.support.services.restarting import Server
@@ -66,12 +64,8 @@ class Site:
         )
         (machine.disk / "hardware.yaml").write_text(FAR)
         told = {
-            **{name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ},
-            "PYTHONPATH": str(PROJECT_ROOT),
-            **self.variables,
+            **variables(**self.variables),
             **(clock.environment if clock else {}),
-            "FALAJ_HOME": str(DISK / "home"),
-            "FALAJ_FEATURE_REPO": str(DISK / "repo"),
             "FALAJ_HARDWARE": str(DISK / "hardware.yaml"),
             "PREFECT_API_AUTH_STRING": self.platform.password,
             **changed,
@@ -115,12 +109,11 @@ def locks_held(database: str) -> int:
     return int(held)
 
 
-def built_twice(homes: Iterable[Path]) -> list[str]:
-    """What machines with these state folders have built more than once, all together."""
+def builds_of(homes: Iterable[Path]) -> Counter[tuple[str, str]]:
+    """How often machines with these state folders have built each thing, all together."""
     journals = [home / "artifacts" / "builds.jsonl" for home in homes]
     lines = [line for each in journals if each.exists() for line in each.read_text().splitlines()]
-    counts = Counter((build["kind"], build["key"]) for build in map(json.loads, lines))
-    return [f"{kind}/{key}" for (kind, key), times in counts.items() if times > 1]
+    return Counter((build["kind"], build["key"]) for build in map(json.loads, lines))
 
 
 def state_variables(s3: str, database: str, redis: str) -> dict[str, str]:
