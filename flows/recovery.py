@@ -13,7 +13,7 @@ import threading
 import httpx
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows.stages import found_but_not_retried
@@ -59,10 +59,19 @@ def watch(stop: threading.Event) -> None:
 
 def _look(client: SyncPrefectClient) -> None:
     """One cycle."""
-    config = RecoveryConfig()
+    config = limits(client)
     leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
     if find_repairs(client, config) or leaking or find_dead_task_runs(client):
         recovery_sweep_flow(config)
+
+
+def limits(client: SyncPrefectClient) -> RecoveryConfig:
+    """What the deployment of the sweep is given; the defaults where there is none."""
+    try:
+        given = client.read_deployment_by_name("recovery-sweep/recovery-sweep").parameters
+    except ObjectNotFound:
+        return RecoveryConfig()
+    return RecoveryConfig.model_validate(given.get("config", {}))
 
 
 def main() -> None:

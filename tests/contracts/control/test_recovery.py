@@ -15,7 +15,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.states import Cancelled, Crashed, Running, Scheduled
 
 import infra.platform.api as api_module
-from flows.recovery import recovery_sweep_flow
+from flows.recovery import limits, recovery_sweep_flow
 from infra.orchestration.retry import find_run
 from infra.platform.api import WORKER_LABEL, end_cut_off
 from infra.platform.health import given_up, waiting_for_workers
@@ -194,6 +194,16 @@ def test_a_run_that_no_worker_can_take_is_reported(
     assert f"prefect worker start --pool {pool}" in said
     client.delete_flow_run(run.id)
     assert waiting_for_workers(api, [pool]) == []
+
+
+def test_the_watch_takes_the_limits_that_the_sweep_is_deployed_with(
+    client: SyncPrefectClient,
+) -> None:
+    assert limits(client) == RecoveryConfig()
+    given = {"config": {"heartbeat_limit_s": 300}}
+    made = deploy(client, recovery_sweep_flow, "recovery-sweep", COORDINATOR_POOL, parameters=given)
+    assert limits(client) == RecoveryConfig(heartbeat_limit_s=300)
+    client.delete_deployment(made)
 
 
 def test_a_slot_that_nobody_holds_is_freed(client: SyncPrefectClient) -> None:

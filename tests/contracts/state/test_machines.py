@@ -3,9 +3,7 @@
 Each has a network, a disk and a clock of its own. What they share is the software alone.
 """
 
-import json
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from tests.support.host.clocks import make_clock
 from tests.support.host.machines import DISK
 from tests.support.host.processes import wait_until
-from tests.support.platform.site import POOL, Site, site
+from tests.support.platform.site import POOL, Site, builds_of, site
 from tests.support.platform.whole_platform import FINAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -56,16 +54,7 @@ def test_a_machine_without_a_common_folder_takes_stages_and_a_third_one_finishes
     ended = lambda: shared.platform.state_of(loop)["type"] in FINAL  # noqa: E731
     wait_until(ended, "the loop has ended", 1500)
     shared.platform.check_completed_once(loop)
-    journals = [
-        home / "artifacts" / "builds.jsonl"
-        for home in (shared.platform.home, far.disk / "home", third.disk / "home")
-    ]
-    builds = Counter(
-        (line["kind"], line["key"])
-        for journal in journals
-        if journal.exists()
-        for line in map(json.loads, journal.read_text().splitlines())
-    )
+    builds = builds_of([shared.platform.home, far.disk / "home", third.disk / "home"])
     assert {kind for kind, _ in builds} >= {"snapshots", "models", "variants"}
     assert set(builds.values()) == {1}, "nothing was built twice"
     assert (third.disk / "home" / "artifacts" / "models").is_dir()

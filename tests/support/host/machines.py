@@ -14,11 +14,20 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tasks.kernel.settings import PROJECT_ROOT
+
 HOST = "10.91.77.1"
 """Address of the host in the network of its machines."""
 _BRIDGE = "falaj-br0"
 DISK = Path("/mnt")
 """Where each machine has its own disk."""
+
+
+def variables(**more: str) -> dict[str, str]:
+    """What a program on a machine sees: state and project on its disk, the code of this one."""
+    passed = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
+    home = {"FALAJ_HOME": str(DISK / "home"), "FALAJ_FEATURE_REPO": str(DISK / "repo")}
+    return {**passed, **home, "PYTHONPATH": str(PROJECT_ROOT), **more}
 
 
 @dataclass
@@ -48,8 +57,17 @@ class Machine:
         self.started.append(process)
         return process.pid
 
+    def connect(self, to: str = "up") -> None:
+        """Plug its network in, or out (`down`)."""
+        _must("-n", self.name, "link", "set", "eth0", to)
+
+    def lose_power(self) -> None:
+        """End all its processes, and let nobody hear of it: what they send then is lost."""
+        self.connect("down")
+        self.kill()
+
     def kill(self) -> None:
-        """Power it off: all its processes end at once."""
+        """Reset it: all its processes end at once, and the system closes their connections."""
         pids = subprocess.run(
             ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
         )
@@ -87,8 +105,10 @@ def machines(*names: str) -> Iterator[list[Machine]]:
                 _must("-n", name, *words)
         yield made
     finally:
-        for machine in made:
+        for number, machine in enumerate(made, start=2):
             machine.kill()
+            # With the name alone it would go a little later, and be in the way of the next one.
+            _ip("link", "delete", f"falaj-v{number}")
             _ip("netns", "delete", machine.name)
             subprocess.run(["rm", "-rf", str(machine.disk)], check=False)
         _ip("link", "delete", _BRIDGE)

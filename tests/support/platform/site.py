@@ -1,18 +1,20 @@
 """A platform whose state is on servers, and machines of their own that may work for it."""
 
-import os
+import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import psycopg
 
 from infra.bench.processes import S3_KEY, postgres_server, redis_server, s3_server
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.clocks import Clock
-from tests.support.host.machines import DISK, HOST, Machine, machines
+from tests.support.host.machines import DISK, HOST, Machine, machines, variables
 from tests.support.host.relay import relayed
 from tests.support.platform.whole_platform import WholePlatform, whole_platform
 from tests.support.services.restarting import Server
@@ -24,6 +26,7 @@ FAR, NEAR = (
     f"{POOL}: {{description: machines of their own, requires: {{memory_gib: {gib}}}}}\n"
     for gib in (0, 65536)
 )
+LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 BUCKET, URL = "lake", "s3://lake/state"
 
 
@@ -61,12 +64,8 @@ class Site:
         )
         (machine.disk / "hardware.yaml").write_text(FAR)
         told = {
-            **{name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ},
-            "PYTHONPATH": str(PROJECT_ROOT),
-            **self.variables,
+            **variables(**self.variables),
             **(clock.environment if clock else {}),
-            "FALAJ_HOME": str(DISK / "home"),
-            "FALAJ_FEATURE_REPO": str(DISK / "repo"),
             "FALAJ_HARDWARE": str(DISK / "hardware.yaml"),
             "PREFECT_API_AUTH_STRING": self.platform.password,
             **changed,
@@ -74,10 +73,10 @@ class Site:
         words = [sys.executable, "-u", "-m", "falaj", "worker", POOL]
         machine.start(words, told, self.folder / f"{machine.name}.log")
 
-    def start_loop(self) -> str:
+    def start_loop(self, **changes: Any) -> str:
         """A loop whose training is for a pool of the machines alone."""
         routing = {"training": {"hardware_class": POOL, "wait_s": 900}}
-        return self.platform.start_loop(routing=routing)
+        return self.platform.start_loop(routing=routing, **changes)
 
 
 @contextmanager
@@ -89,7 +88,7 @@ def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
         make_bucket(s3, BUCKET)
         database = stack.enter_context(postgres_server(folder))
         redis = stack.enter_context(redis_server(folder)).connection_string
-        near = _variables(s3, database, redis)
+        near = state_variables(s3, database, redis)
         options = ("--no-serving",)
         near["FALAJ_HARDWARE"] = str(folder / "hardware.yaml")
         (folder / "hardware.yaml").write_text(NEAR)
@@ -98,12 +97,27 @@ def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
         api = f"http://127.0.0.1:{platform.port}/api"
         for name, url in (("s3", s3), ("database", database), ("redis", redis), ("api", api)):
             seen[name] = stack.enter_context(relayed(HOST, url))
-        far = _variables(seen["s3"], seen["database"], seen["redis"])
+        far = state_variables(seen["s3"], seen["database"], seen["redis"])
         far["PREFECT_API_URL"] = seen["api"]
         yield Site(platform, far, made, s3, database, folder)
 
 
-def _variables(s3: str, database: str, redis: str) -> dict[str, str]:
+def locks_held(database: str) -> int:
+    """Advisory locks that a PostgreSQL server knows of, in all its databases."""
+    with psycopg.connect(database) as connection:
+        ((held,),) = connection.execute(LOCKS).fetchall()
+    return int(held)
+
+
+def builds_of(homes: Iterable[Path]) -> Counter[tuple[str, str]]:
+    """How often machines with these state folders have built each thing, all together."""
+    journals = [home / "artifacts" / "builds.jsonl" for home in homes]
+    lines = [line for each in journals if each.exists() for line in each.read_text().splitlines()]
+    return Counter((build["kind"], build["key"]) for build in map(json.loads, lines))
+
+
+def state_variables(s3: str, database: str, redis: str) -> dict[str, str]:
+    """What names a state on these servers."""
     return {
         "FALAJ_STATE": URL,
         "FALAJ_DATABASE_URL": database,

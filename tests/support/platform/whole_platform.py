@@ -86,6 +86,15 @@ class WholePlatform(Platform):
         rows.loc[hour, "temp"] = rows.loc[hour + 1, "temp"]
         self.repository.write("weather", rows)
 
+    def schedule_sweeps_alone(self) -> None:
+        """Pause all other schedules."""
+        for deployment in self.ask("POST", "/deployments/filter", {"limit": 200}):
+            flow = self.ask("GET", f"/flows/{deployment['flow_id']}")
+            for schedule in deployment["schedules"]:
+                if not str(flow["name"]).endswith("-sweep"):
+                    path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
+                    self.ask("PATCH", path, {"active": False})
+
     def start_loop(self, **changes: Any) -> str:
         """Press Run of `pipeline/pipeline`; changes of its `config` by name of the part."""
         deployment = self.ask("GET", "/deployments/name/pipeline/pipeline")
@@ -169,20 +178,26 @@ def _leads_its_group(process: psutil.Process) -> bool:
     return False
 
 
-@contextmanager
-def whole_platform(
-    folder: Path, *options: str, environment: Mapping[str, str] | None = None
-) -> Iterator[WholePlatform]:
-    """A platform that is up; all of it is gone when the block ends. Only sweeps run by schedule.
-
-    Its use case is one month of flights, with gates that every candidate passes.
-    """
+def platform_repository(folder: Path) -> SmallRepository:
+    """One month of flights, with gates that every candidate passes."""
     folder.mkdir(parents=True, exist_ok=True)
     repository = loop_repository(folder)
     file = repository.path / "use_case.yaml"
     described = yaml.safe_load(file.read_text())
     described["promotion"] |= {"champion_margin": 0.5}
     file.write_text(yaml.safe_dump(described))
+    return repository
+
+
+@contextmanager
+def whole_platform(
+    folder: Path, *options: str, environment: Mapping[str, str] | None = None
+) -> Iterator[WholePlatform]:
+    """A platform that is up; all of it is gone when the block ends. Only sweeps run by schedule.
+
+    Its use case is that of `platform_repository`.
+    """
+    repository = platform_repository(folder)
     platform = WholePlatform(
         folder / "home",
         options,
@@ -190,10 +205,5 @@ def whole_platform(
         repository=repository,
     )
     with platform:
-        for deployment in platform.ask("POST", "/deployments/filter", {"limit": 200}):
-            flow = platform.ask("GET", f"/flows/{deployment['flow_id']}")
-            for schedule in deployment["schedules"]:
-                if not str(flow["name"]).endswith("-sweep"):
-                    path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
-                    platform.ask("PATCH", path, {"active": False})
+        platform.schedule_sweeps_alone()
         yield platform

@@ -21,6 +21,14 @@ def new_database(server: str) -> str:
     return server.replace("/postgres?", f"/{name}?")
 
 
+def admit(server: str, network: str) -> None:
+    """Let a PostgreSQL that listens there take connections from a network."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        rule = f"SELECT 'host all all {network} trust'"
+        connection.execute(f"COPY ({rule}) TO PROGRAM 'cat >> pg_hba.conf'".encode())
+        connection.execute("SELECT pg_reload_conf()")
+
+
 def postgres_with_trigrams() -> Path | None:
     """Folder of a PostgreSQL with `pg_trgm`, which Prefect needs and the tests' package lacks."""
     for programs in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):

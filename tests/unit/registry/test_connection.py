@@ -1,4 +1,5 @@
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -108,6 +109,14 @@ def test_what_the_database_says_becomes_an_error_of_ours(
 
     assert type(caught.value) is kind
     assert str(location.database_path) in str(caught.value)
+
+
+def test_a_server_that_is_away_is_worth_another_attempt(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    uri = f"postgresql+psycopg://nobody@127.0.0.1:{port}/registry"
+    with pytest.raises(TransientError, match=r"the tracking database: .*try again"):
+        prepare_database(RegistryLocation(uri, tmp_path))
 
 
 @pytest.mark.parametrize(
