@@ -15,6 +15,7 @@ from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from pydantic import ValidationError
 
 from flows.stages import found_but_not_retried
 from tasks.control.config import RecoveryConfig
@@ -71,7 +72,11 @@ def limits(client: SyncPrefectClient) -> RecoveryConfig:
         given = client.read_deployment_by_name("recovery-sweep/recovery-sweep").parameters
     except ObjectNotFound:
         return RecoveryConfig()
-    return RecoveryConfig.model_validate(given.get("config", {}))
+    try:
+        return RecoveryConfig.model_validate(given.get("config", {}))
+    except ValidationError as exc:  # edited by hand, or of another release
+        logger.warning("the limits of the recovery sweep's deployment are wrong: %s", exc)
+        return RecoveryConfig()
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import ast
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -61,19 +62,22 @@ def statements_digest(
 
 
 @lru_cache(maxsize=4096)
-def _read(path: Path, modified_ns: int, num_bytes: int) -> tuple[str, tuple[str, ...]]:
+def _read(path: Path, _modified_ns: int, _num_bytes: int) -> tuple[str, tuple[str, ...]]:
     """Digest of a module's statements, and the dotted names in it that may be modules.
 
-    Kept as long as the file bears the same time and size: in the process, which asks many times,
-    and beside Python's own compiled file, which holds for as long.
+    Kept in the process, which asks many times, as long as the file bears the same time and size,
+    and beside Python's own compiled file as long as it has the same content.
     """
-    is_of = [_parsed_by(), modified_ns, num_bytes]
+    content = path.read_bytes()
+    is_of = [_parsed_by(), hashlib.sha256(content).hexdigest()]
     kept = Path(cache_from_source(str(path))).with_suffix(".statements")
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError):
         found, digest, names = json.loads(kept.read_text(encoding="utf-8"))
         if found == is_of:
             return str(digest), tuple(names)
-    digest, named = _parsed(path)
+    digest, named = _parsed(content)
+    if sys.dont_write_bytecode:
+        return digest, named
     with suppress(OSError):  # the code may lie where this user cannot write
         aside = kept.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps([is_of, digest, named]), encoding="utf-8")
@@ -87,9 +91,9 @@ def _parsed_by() -> str:
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
-def _parsed(path: Path) -> tuple[str, tuple[str, ...]]:
+def _parsed(content: bytes) -> tuple[str, tuple[str, ...]]:
     with PARSING:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(content)
     named = tuple(sorted(set(_named_modules(tree))))
     statements = ast.unparse(_WithoutWords().visit(tree))
     return hashlib.sha256(statements.encode()).hexdigest(), named

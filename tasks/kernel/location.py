@@ -87,7 +87,7 @@ class Location:
             not known.get(parts.scheme)
             or parts.username
             or parts.query
-            or ".." in parts.path.split("/")
+            or ".." in unquote(parts.path).split("/")
         ):
             raise ConfigurationError(
                 f"{variable} is {parts.scheme}://{parts.hostname or ''}{parts.path}; {EXPECTED}. "

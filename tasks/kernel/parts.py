@@ -67,7 +67,7 @@ class PartialCopy:
         self.num_bytes_brought = 0
         self._location = location
         parts, digest = self.path.parent.with_name(PARTS_FILE), remote.parts_sha256
-        if digest and not parts.exists():
+        if digest and (not parts.exists() or files.digest_of(parts) != digest):
             location.bring(object_name(digest), parts, sha256=digest)
         found = json.loads(parts.read_bytes())
         starts = accumulate((length for length, _ in found), initial=0)

@@ -582,6 +582,7 @@ class ArtifactStore:
             path.relative_to(folder).as_posix(): location.send_content(path)
             for path in inside
             if path.name not in (VALUE, SHARED) or path.parent != folder
+            if path.parent.name != PARTIAL
         }
         value = json.loads((folder / VALUE).read_text())
         build = Build(value=value, files=content, finished=datetime.now(UTC))
@@ -610,18 +611,26 @@ class ArtifactStore:
         with suppress(FileNotFoundError):
             os.utime(folder / SHARED)
             for file, sha256 in lacking:
-                path, url = folder / PARTIAL / file, self.location.url
+                path, target = folder / PARTIAL / file, folder / file
                 if path.exists() and not anew:
-                    remote = RemoteFile(path=path, url=url, sha256=sha256)
-                    PartialCopy(remote, self.location).complete(folder / file)
-                else:
-                    self.location.bring(object_name(sha256), folder / file, sha256=sha256)
+                    self._complete(path, sha256, shared, target)
+                if anew or not target.exists():
+                    self.location.bring(object_name(sha256), target, sha256=sha256)
+
+    def _complete(self, path: Path, sha256: str, shared: Build, target: Path) -> None:
+        """Bring the rest of a partial copy; where it is no part of this content, nothing."""
+        digest, _ = shared.files.get(PARTS_FILE, (None, 0))
+        if self.location is not None and digest:
+            url = self.location.url
+            remote = RemoteFile(path=path, url=url, sha256=sha256, parts_sha256=digest)
+            with suppress(ArtifactError):  # then the whole says what is wrong
+                PartialCopy(remote, self.location).complete(target)
 
     def _make_room(self) -> None:
         """Remove the copies that were not used for the longest time, down to the bound."""
         limit = float(os.environ.get("FALAJ_CACHE_GB") or DEFAULT_CACHE_GB) * 1e9
         copies = [file.parent for file in self.root.glob(f"*/*/{SHARED}")]
-        sizes = {folder: files.size_of(folder) for folder in copies}
+        sizes = {folder: files.disk_use(folder) for folder in copies}
         used = {folder: (folder / SHARED).stat().st_mtime for folder in copies}
         total = sum(sizes.values())
         for folder in sorted(copies, key=used.__getitem__):

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -135,16 +135,17 @@ def advisory_lock(
     engine, deadline = server_engine(address), time.monotonic() + wait_s
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
     ask = text(f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}(:key)")
-    try:
-        connection = engine.execution_options(isolation_level="AUTOCOMMIT").connect()
-    except DBAPIError as exc:
-        raise _explained(exc, engine) from exc
-    with connection:
-        while not connection.execute(ask, {"key": key}).scalar_one():
-            if time.monotonic() >= deadline:
-                late = TransientError(f"another machine held {name} for {wait_s:g} s; try again")
-                raise held() if held else late
-            time.sleep(LOCK_POLL_S)
+    with ExitStack() as stack:
+        try:
+            connecting = engine.execution_options(isolation_level="AUTOCOMMIT")
+            connection = stack.enter_context(connecting.connect())
+            while not connection.execute(ask, {"key": key}).scalar_one():
+                if time.monotonic() >= deadline:
+                    late = f"another machine held {name} for {wait_s:g} s; try again"
+                    raise held() if held else TransientError(late)
+                time.sleep(LOCK_POLL_S)
+        except DBAPIError as exc:
+            raise _explained(exc, engine) from exc
         yield
 
 

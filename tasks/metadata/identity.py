@@ -39,6 +39,8 @@ def state_identity(settings: Settings) -> str:
         name = _name_of_folder(file)
     else:
         known, kind, of = _recorded(file)
+        if kind == "at" and copied_from(settings.home):
+            known = ""  # that is the name of the folder it was copied from
         url = settings.location.url
         new = (known or token_hex(8)).encode()
         shared = settings.location.read(FILE)

@@ -271,7 +271,8 @@ def _write(
         "num_rows": joined.rows,
         "window": window,
         "tables_version": SUITE,
-        **{"positive_rate": None, "label_summary": None, "excluded": (), "pins": None},
+        "excluded": (),
+        **dict.fromkeys(("positive_rate", "label_summary", "pins", "parts")),
     }
     like_reference = reference.snapshot.model_copy(update={"columns": decoding.columns})
     snapshot = like_reference.model_copy(update=of_served)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from inspect import getmembers, isfunction
 from pathlib import Path
 from urllib.parse import quote
@@ -257,8 +258,9 @@ def pictures_of(record: RunRecord, store: ArtifactStore) -> Pictures:
         return draw(record)
 
     code = code_digest(str(FOLDER / "pictures.py"))
+    drawn_by = (code, FOLDER / "report.mplstyle", FOLDER / "charts.css", version("matplotlib"))
     shown = record.model_dump(mode="json", include={"model", "evaluation", "variants"})
-    key = content_key(code, shown, record.refresh.monitoring)
+    key = content_key(drawn_by, shown, record.refresh.monitoring)
     return store.build_once("pictures", key, Pictures, build)
 
 

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import count
@@ -43,6 +43,8 @@ class Kept(BaseModel):
     num_bytes: int = 0
     mode: int = 0o644
     changed: float = 0
+    noted: float = 0
+    """When its inode was last changed: a file that was rewritten may keep its old time."""
     link: str = ""
 
 
@@ -111,8 +113,10 @@ def back_up(
     Raises:
         TransientError, StorageError: one of the stores or databases does not answer, or refuses.
     """
-    names = list_backups(target)
-    sender = _Sender(target, read_backup(target, names[-1]) if names else None)
+    last = None
+    with suppress(ConfigurationError, ArtifactError):  # there is none, or its list is damaged
+        last = read_backup(target)
+    sender = _Sender(target, last)
     backup = Backup(made=datetime.now(UTC), release=version("falaj"), secrets=secrets, files={})
     with files.scratch_folder("falaj-backup") as scratch, ThreadPoolExecutor(NUM_THREADS) as pool:
         sender.scratch = scratch
@@ -184,22 +188,24 @@ class _Sender:
         seen = path.stat()
         fixed = state.order(name) in (state.MODELS, state.BUILDS) and name.count("/") > 2
         database = not fixed and is_sqlite(path)  # what changed may be in a file beside it
-        known = self._known(name, seen.st_size, seen.st_mtime, fixed=fixed)
+        known = self._known(name, seen.st_size, seen.st_mtime, seen.st_ctime, fixed=fixed)
         if known and not database:
-            return known
+            return known.model_copy(update={"mode": seen.st_mode & 0o777})
         if database:
             copy_sqlite(path, aside)
         elif not fixed:  # others may write to it
             shutil.copyfile(path, aside)
         kept = self._content(path if fixed else aside)
-        return kept.model_copy(update={"mode": seen.st_mode & 0o777, "changed": seen.st_mtime})
+        times = {"changed": seen.st_mtime, "noted": seen.st_ctime}
+        return kept.model_copy(update={"mode": seen.st_mode & 0o777, **times})
 
     def _known(
-        self, name: str, num_bytes: int, changed: float, *, fixed: bool = False
+        self, name: str, num_bytes: int, changed: float, noted: float = 0, *, fixed: bool = False
     ) -> Kept | None:
         """What the last backup says of a file that has not changed since."""
         last = self.last.get(name)
-        if last is None or (last.num_bytes, last.changed) != (num_bytes, changed):
+        seen = num_bytes, changed, noted
+        if last is None or (last.num_bytes, last.changed, last.noted) != seen:
             return None
         is_there = self.there.get(object_name(last.sha256)) == num_bytes
         return last if is_there and changed and (fixed or changed < self.settled) else None

@@ -19,6 +19,7 @@ WHOLE = (f"{ARTIFACTS}/", "mlflow/artifacts/")
 """Folders of which all but hidden files belong to the state, whatever their names."""
 PASSING = {"spill", "leases", "logs", "writers", "replicas", BACKUPS, OBJECTS}
 PASSING_FILES = {"state.json", "endpoint.json", "ports.json", "server.json", "paused.json"}
+PASSING_FILES |= {"s3-access.json"}  # keys, of a run under way
 PASSING_FILES |= {"identity"}  # what is restored is another state, as a copied folder is
 PASSING_ENDS = ("lock", ".pid", ".sock", "-wal", "-shm", "-journal", ".log", ".moved")
 SECRETS = {"secrets", "secret", "certificates"}

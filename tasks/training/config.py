@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
@@ -13,7 +14,7 @@ from tasks.training.strategies.config import StrategyConfig
 # Folders below each other; none of them is `.` or `..`, and neither a query nor a fragment follows.
 FOLDERS = r"(?:/(?!\.{1,2}(?:/|$))[^/?#\0]*)*"
 LOCAL_URI = re.compile(rf"file://({FOLDERS})")
-S3_URI = re.compile(rf"s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{FOLDERS}")
+S3_URI = re.compile(rf"s3://[a-z0-9][a-z0-9._-]{{1,61}}[a-z0-9]{FOLDERS}")
 
 
 class CheckpointConfig(Contract):
@@ -48,7 +49,7 @@ class CheckpointConfig(Contract):
     def local_folder(self) -> str:
         """Absolute folder that `uri` names; empty where it names none."""
         match = LOCAL_URI.fullmatch(self.uri)
-        return match[1].rstrip("/") if match else ""
+        return unquote(match[1]).rstrip("/") if match else ""
 
     @property
     def is_on_s3(self) -> bool:

@@ -29,6 +29,9 @@ from tasks.training.launch.fork_server import KEPT_MEMORY, MAX_MESSAGE_BYTES, ON
 INHERITED_VARIABLES = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
     "FALAJ_LEASE",
+    # Where a machine's role is asked for: addresses and files, no secret.
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE",
 )  # fmt: skip
 READ_BYTES = 65536
 MAX_LINE_BYTES = 1 << 20

@@ -20,7 +20,7 @@ from tasks.kernel.settings import ArtifactStore, Settings, server_environment
 from tasks.metadata.database import open_database, transaction
 from tasks.metadata.tables import models
 from tasks.registry.connection import ADDRESS, load_mlflow
-from tasks.state.backup import back_up, list_backups, read_backup
+from tasks.state.backup import Kept, back_up, list_backups, read_backup
 from tasks.state.backup import restore as restore_state
 from tasks.state.prune import plan_pruning
 from tasks.state.prune import prune as prune_state
@@ -160,19 +160,51 @@ def test_damage_is_seen_and_what_was_cut_off_goes_on(
 
 
 def test_a_file_that_has_not_changed_since_the_last_backup_is_not_read_again(
-    grown: Settings, tmp_path: Path
+    grown: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Location.of((tmp_path / "backups").as_uri())
+    read: list[str] = []
+    copying = shutil.copyfile
+    monkeypatch.setattr(
+        shutil, "copyfile", lambda path, to: read.append(Path(path).name) or copying(path, to)
+    )
     old, young = (grown.home / "reports" / f"{name}.json" for name in ("old", "young"))
-    made = []
     moments = {old: time.time() - 3600, young: time.time()}
-    for text in ("one", "two"):
+
+    def backed_up() -> dict[str, Kept]:
+        read.clear()
+        return back_up(grown, target, {}, nothing).files
+
+    def write(text: str) -> None:
         for file, moment in moments.items():
             file.write_text(text)
             os.utime(file, (moment, moment))
-        made.append(back_up(grown, target, {}, nothing).files)
-    assert made[0]["reports/old.json"] == made[1]["reports/old.json"]
-    assert made[0]["reports/young.json"] != made[1]["reports/young.json"], "it may have changed"
+
+    write("one")
+    first = backed_up()
+    old.chmod(0o600)
+    again = backed_up()
+    assert (again["reports/old.json"].mode, first["reports/old.json"].mode) == (0o600, 0o644)
+    backed_up()
+    assert ("old.json" in read, "young.json" in read) == (False, True), "that may have changed"
+    write("two")  # of the same length, with the time that it had
+    changed = backed_up()
+    assert changed["reports/old.json"].sha256 != again["reports/old.json"].sha256
+
+
+def test_keys_of_a_run_under_way_and_a_list_that_is_damaged_stop_no_backup(
+    grown: Settings, tmp_path: Path
+) -> None:
+    target = Location.of((tmp_path / "backups").as_uri())
+    keys = grown.home / "training" / "run" / "s3-access.json"
+    keys.parent.mkdir(parents=True)
+    keys.write_text("{}")
+    back_up(grown, target, {}, nothing)
+    (newest,) = target.entries("backups")
+    target.write(newest, b"half of it")
+    made = back_up(grown, target, {}, nothing)
+    assert f"artifacts/notes/{KEPT}/note.txt" in made.files
+    assert not [name for name in made.files if "s3-access" in name]
 
 
 @pytest.mark.slow

@@ -156,13 +156,13 @@ def test_copies_that_were_not_used_for_long_make_room(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = (ArtifactStore(tmp_path / name, Location.of(url)) for name in ("a", "b"))
-    made = [build_notes(here, "x" * 1000, key) for key in ("k1", "k2", "k3")]
+    made = [build_notes(here, "x" * 100_000, key) for key in ("k1", "k2", "k3")]
     monkeypatch.setattr("tasks.kernel.settings.CACHE_KEPT_S", -1)
-    monkeypatch.setenv("FALAJ_CACHE_GB", "0.000003")
+    monkeypatch.setenv("FALAJ_CACHE_GB", "0.00025")
     for notes in made:
         there.path(notes.text)
     assert not (there.root / "notes" / "k1").exists()
-    assert there.path(made[0].text).read_text() == "x" * 1000
+    assert there.path(made[0].text).read_text() == "x" * 100_000
 
 
 def test_files_of_the_state_are_the_same_on_all_machines(
@@ -324,6 +324,16 @@ def test_copies_of_another_state_are_noticed(
     monkeypatch.delenv("FALAJ_STATE")
     with pytest.raises(ConfigurationError, match=r"location differ.*FALAJ_STATE"):
         check_state(Settings.from_environment())
+
+
+def test_a_copy_that_gets_a_location_is_not_what_it_was_copied_from(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = state_identity(Settings(tmp_path / "first", tmp_path))
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    become(monkeypatch, tmp_path / "copy", url)
+    other = state_identity(Settings.from_environment())
+    assert other.partition(".")[0] != first.partition(".")[0]
 
 
 def test_from_python_a_project_reads_what_machines_share(

@@ -196,3 +196,24 @@ def test_ranks_of_a_host_bring_each_row_group_once_and_read_what_they_would_read
         assert one.training.sizes == other.training.sizes
         for ours, theirs in zip(one.training.batches(0), other.training.batches(0), strict=True):
             np.testing.assert_array_equal(ours.labels.numpy(), theirs.labels.numpy())
+
+
+@pytest.mark.parametrize("left", [b"", b"[]", None])
+def test_digests_that_were_damaged_are_brought_again_and_the_whole_is(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    lake = Location.of((tmp_path / "lake").as_uri())
+    here = dataset(ArtifactStore(tmp_path / "here", lake), frame(600)).snapshot
+    there = ArtifactStore(tmp_path / "there", lake)
+    assert here.parts is not None
+    digests = there.path(here.parts)
+    path = digests.parent / PARTIAL / "data.parquet"
+    remote = RemoteFile(
+        path=path, url=lake.url, sha256=here.data.sha256, parts_sha256=here.parts.sha256
+    )
+    PartialCopy(remote, lake).bring(-1)
+    digests.unlink()
+    if left is not None:
+        digests.write_bytes(left)
+    assert digest_of(there.path(here.data)) == here.data.sha256
+    PartialCopy(remote, lake).bring(0)
