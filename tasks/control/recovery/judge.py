@@ -50,7 +50,8 @@ class RunFact:
         process: of the process that noted the run as its own: `gone` only where this host and boot
             are named and the process is not there; `unknown` where none was noted.
         pids: processes here that belong to it.
-        heartbeat_age_s: None: it never sent one.
+        heartbeat_age_s: None: none has arrived.
+        beats_s: seconds between its heartbeats; 0: it sends none, or an earlier release began it.
         attempts: how often it has begun.
         restarts: how often a sweep has started it again.
         retried: its flow may be started again; one that never began always.
@@ -67,6 +68,7 @@ class RunFact:
     process: ProcessState
     pids: tuple[int, ...] = ()
     heartbeat_age_s: float | None = None
+    beats_s: float = 0
     attempts: int = 1
     restarts: int = 0
     retried: bool = True
@@ -125,11 +127,16 @@ def _running(fact: RunFact, config: RecoveryConfig) -> Repair | None:
         if fact.age_s <= DEAD_PROCESS_S:
             return None
         return _repair(fact, "crash", "the process that ran it is gone", fact.pids)
-    if fact.pids or fact.heartbeat_age_s is None:  # one that never sent a heartbeat sends none
+    silent_s = fact.heartbeat_age_s
+    if silent_s is None and fact.beats_s:  # its host may be lost before the first has arrived
+        silent_s = fact.age_s
+    if fact.pids or silent_s is None:
         return None
-    if min(fact.heartbeat_age_s, fact.age_s) <= config.heartbeat_limit_s:
+    if min(silent_s, fact.age_s) <= max(config.heartbeat_limit_s, 3 * fact.beats_s):
         return None
-    why = f"its last heartbeat is {fact.heartbeat_age_s:.0f} s old"
+    why = f"nothing was heard of it for {silent_s:.0f} s"
+    if fact.heartbeat_age_s is not None:
+        why = f"its last heartbeat is {silent_s:.0f} s old"
     return _repair(fact, "crash", why, certain=False)
 
 

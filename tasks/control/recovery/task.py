@@ -21,6 +21,7 @@ from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter, Task
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventOrder
 from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
 from pydantic import Field
 
@@ -53,6 +54,8 @@ END_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 HOST, BOOT, SPACE = "falaj.host", "falaj.boot", "falaj.space"
 PID, STARTED = "falaj.pid", "falaj.started"
+BEATS = "falaj.heartbeat_s"
+"""Seconds between the heartbeats of a run that sends some."""
 NOT_RETRIED = "falaj.not_retried"
 """Why a run is not started again by itself when it was cut off."""
 
@@ -247,6 +250,7 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
             process=process,
             pids=pids,
             heartbeat_age_s=None if is_seen else _heartbeat_age_s(client, run, now),
+            beats_s=float(run.labels.get(BEATS) or 0),
             attempts=run.run_count,
             restarts=0 if run.run_count else _num_restarts(client, run),
             retried=not run.run_count or (HOST in run.labels and NOT_RETRIED not in run.labels),
@@ -359,7 +363,7 @@ def _process(run: FlowRun, pids: Sequence[int]) -> ProcessState:
 
 
 def _heartbeat_age_s(client: SyncPrefectClient, run: FlowRun, now: datetime) -> float | None:
-    """Seconds since the last heartbeat of a run that should send some; None: it never did."""
+    """Seconds since the last heartbeat of a run that should send some; None: none has arrived."""
     if _state_of(run) not in {"running", "cancelling"}:
         return None
     wanted = EventFilter.model_validate(
@@ -383,6 +387,7 @@ def own_labels() -> dict[str, bool | int | float | str]:
         SPACE: mine.space,
         PID: mine.pid,
         STARTED: mine.start,
+        BEATS: PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value() or 0,
     }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from flows.config import read_pipeline_config
@@ -61,7 +62,11 @@ class ControlledPlatform:
                 schedule["cron"] = EACH_MINUTE
         file = self.folder / "prefect.yaml"
         file.write_text(yaml.safe_dump(content))
-        return make_plan([REPO], file=file)
+        # A plan says which state its flows are to find: theirs, not that of this process.
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in self.environment.items():
+                environment.setenv(name, value)
+            return make_plan([REPO], file=file)
 
     def deploy_by_command(self) -> str:
         """Deploy once more, as a person does."""
