@@ -158,7 +158,7 @@ def test_copies_that_were_not_used_for_long_make_room(
     here, there = (ArtifactStore(tmp_path / name, Location.of(url)) for name in ("a", "b"))
     made = [build_notes(here, "x" * 100_000, key) for key in ("k1", "k2", "k3")]
     monkeypatch.setattr("tasks.kernel.settings.CACHE_KEPT_S", -1)
-    monkeypatch.setenv("FALAJ_CACHE_GB", "0.00025")
+    monkeypatch.setenv("FALAJ_CACHE_GB", "0.0002")
     for notes in made:
         there.path(notes.text)
     assert not (there.root / "notes" / "k1").exists()
