@@ -103,9 +103,12 @@ def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
 
 
 def locks_held(database: str) -> int:
-    """Advisory locks that a PostgreSQL server knows of, in all its databases."""
-    with psycopg.connect(database) as connection:
-        ((held,),) = connection.execute(LOCKS).fetchall()
+    """Advisory locks that a PostgreSQL server knows of, in all its databases; -1 while it starts."""
+    try:
+        with psycopg.connect(database) as connection:
+            ((held,),) = connection.execute(LOCKS).fetchall()
+    except psycopg.OperationalError:
+        return -1
     return int(held)
 
 
