@@ -103,7 +103,7 @@ def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
 
 
 def locks_held(database: str) -> int:
-    """Advisory locks that a PostgreSQL server knows of, in all its databases; -1 while it starts."""
+    """Advisory locks of a PostgreSQL server, in all its databases; -1 while it starts."""
     try:
         with psycopg.connect(database) as connection:
             ((held,),) = connection.execute(LOCKS).fetchall()
