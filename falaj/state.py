@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
@@ -168,8 +169,9 @@ def migrate(
 
 
 def _location(where: str) -> Location:
-    path = Path(where).expanduser().resolve()
-    return Location.of(where if "://" in where else path.as_uri(), "the location")
+    if urlsplit(where).scheme:  # also `s3:/bucket`, which would be a folder here
+        return Location.of(where, "the location")
+    return Location.of(Path(where).expanduser().resolve().as_uri(), "the location")
 
 
 def _prepare(home: Path) -> dict[str, Callable[[str], None]]:

@@ -628,7 +628,13 @@ class ArtifactStore:
 
     def _make_room(self) -> None:
         """Remove the copies that were not used for the longest time, down to the bound."""
-        limit = float(os.environ.get("FALAJ_CACHE_GB") or DEFAULT_CACHE_GB) * 1e9
+        named = os.environ.get("FALAJ_CACHE_GB") or DEFAULT_CACHE_GB
+        try:
+            limit = float(named) * 1e9
+        except ValueError as exc:
+            raise ConfigurationError(
+                f"FALAJ_CACHE_GB is {named!r}; expected a number of gigabytes. Nothing was brought"
+            ) from exc
         copies = [file.parent for file in self.root.glob(f"*/*/{SHARED}")]
         sizes = {folder: files.disk_use(folder) for folder in copies}
         used = {folder: (folder / SHARED).stat().st_mtime for folder in copies}

@@ -79,7 +79,7 @@ def copied_from(home: Path) -> tuple[Path, bool] | None:
 def _recorded(file: Path) -> list[str]:
     text = ""
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8", errors="replace")
     return [*text.strip().split(" ", 2), "", "", ""][:3]
 
 

@@ -1,5 +1,7 @@
 """State in a location: buckets, and machines that share one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from pyarrow.fs import S3FileSystem
 from infra.bench.processes import S3_KEY
 from tasks.contracts.base import Artifact, Contract
 from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tests.support.services.servers import s3_server
 
 
 def make_bucket(endpoint: str, name: str) -> None:
@@ -19,6 +22,18 @@ def make_bucket(endpoint: str, name: str) -> None:
         region="us-east-1",
         allow_bucket_creation=True,
     ).create_dir(name)
+
+
+@contextmanager
+def s3_of_environment() -> Iterator[str]:
+    """An S3 service with a bucket `lake`, which the environment names; its endpoint."""
+    with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", endpoint)
+        patch.setenv("AWS_ACCESS_KEY_ID", S3_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", S3_KEY)
+        patch.setenv("AWS_REGION", "us-east-1")
+        make_bucket(endpoint, "lake")
+        yield endpoint
 
 
 class Notes(Contract):

@@ -4,20 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.bench.processes import S3_KEY
-from tests.support.services.servers import s3_server
-from tests.support.state import make_bucket
+from tests.support.host.wrong_store import WrongStore, wrong_store
+from tests.support.state import s3_of_environment
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """Its endpoint; its keys are in the environment of the whole session."""
-    with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", endpoint)
-        patch.setenv("AWS_ACCESS_KEY_ID", S3_KEY)
-        patch.setenv("AWS_SECRET_ACCESS_KEY", S3_KEY)
-        patch.setenv("AWS_REGION", "us-east-1")
-        make_bucket(endpoint, "lake")
+    with s3_of_environment() as endpoint:
         yield endpoint
 
 
@@ -25,3 +19,11 @@ def s3() -> Iterator[str]:
 def bucket(s3: str, request: pytest.FixtureRequest) -> str:
     """An empty prefix of it."""
     return f"s3://lake/{abs(hash(request.node.nodeid))}"
+
+
+@pytest.fixture
+def wrong(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrongStore]:
+    """What stands before it, does it wrong, and counts."""
+    with wrong_store(s3) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        yield store

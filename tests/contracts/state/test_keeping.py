@@ -192,6 +192,17 @@ def test_a_file_that_has_not_changed_since_the_last_backup_is_not_read_again(
     assert changed["reports/old.json"].sha256 != again["reports/old.json"].sha256
 
 
+@pytest.mark.parametrize("where", ["s3:/bucket/backups", "gs://bucket", "s3:"])
+def test_a_mistyped_place_of_backups_is_refused_and_makes_no_folder(
+    grown: Settings, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigurationError, match="expected file:///folder or s3://"):
+        backup(where, context=Context(grown))
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_keys_of_a_run_under_way_and_a_list_that_is_damaged_stop_no_backup(
     grown: Settings, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from tasks.kernel.settings import (
     send,
 )
 from tasks.metadata.identity import check_state, state_identity
-from tests.support.host.wrong_store import WrongStore, wrong_store
+from tests.support.host.wrong_store import WrongStore
 from tests.support.services.servers import s3_server
 from tests.support.state import become, build_notes, make_bucket
 
@@ -162,6 +161,10 @@ def test_copies_that_were_not_used_for_long_make_room(
     for notes in made:
         there.path(notes.text)
     assert not (there.root / "notes" / "k1").exists()
+    monkeypatch.setenv("FALAJ_CACHE_GB", "ten")
+    with pytest.raises(ConfigurationError, match="FALAJ_CACHE_GB is 'ten'; expected a number"):
+        there.path(made[0].text)
+    monkeypatch.setenv("FALAJ_CACHE_GB", "1")
     assert there.path(made[0].text).read_text() == "x" * 100_000
 
 
@@ -241,13 +244,6 @@ def test_a_full_store_refuses_and_keeps_what_it_had(
             build_many(store)
         other = ArtifactStore(tmp_path / "b", Location.of("s3://lake/small"))
         assert other.path(notes.text).read_text() == "whole"
-
-
-@pytest.fixture
-def wrong(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrongStore]:
-    with wrong_store(s3) as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
-        yield store
 
 
 def test_a_store_that_is_slow_busy_and_breaks_off_is_asked_again_and_loses_nothing(
@@ -393,3 +389,5 @@ def test_a_copied_folder_is_another_state_and_a_moved_one_is_the_same(tmp_path: 
     assert other.split(".")[0] != first.split(".")[0]
     assert not [*check_copy(copy)]
     assert state_identity(Settings(tmp_path / "first", tmp_path)) == first
+    (copy / "identity").write_bytes(b"\xff damaged")
+    assert state_identity(Settings(copy, tmp_path)).split(".")[0] not in (first, other)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.launch.launcher import launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
-from tests.support.host.wrong_store import WrongStore, wrong_store
+from tests.support.host.wrong_store import WrongStore
 from tests.support.ranks import runs
 from tests.support.training.reading_ranks import job
 from tests.support.training.thread_ranks import ThreadCommunicator, on_threads
@@ -35,13 +35,6 @@ def remote(s3: str, bucket: str, tmp_path: Path) -> TrainingJob:
     digests = snapshot.data.sha256, snapshot.parts.sha256
     found = RemoteFile(path=tmp_path, url=bucket, sha256=digests[0], parts_sha256=digests[1])
     return job(tmp_path).model_copy(update={"remote": found})
-
-
-@pytest.fixture
-def counted(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrongStore]:
-    with wrong_store(s3) as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
-        yield store
 
 
 def open_on_hosts(
@@ -63,7 +56,7 @@ def open_on_hosts(
 
 
 def test_each_host_brings_its_share_of_the_rows_and_the_footer(
-    remote: TrainingJob, counted: WrongStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: TrainingJob, wrong: WrongStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Row groups are dealt whole, as those of a snapshot of millions of rows.
     monkeypatch.setattr("tasks.training.data.decode.BLOCKS_PER_SHARD", 4)
@@ -75,33 +68,33 @@ def test_each_host_brings_its_share_of_the_rows_and_the_footer(
     assert used < 0.8 * data.stat().st_size, "rows of neither window stay where they are"
     open_on_hosts(remote, tmp_path, HOSTS)
     digests = data.with_name(PARTS_FILE).stat().st_size
-    assert counted.sent_bytes <= 1.2 * used + HOSTS * (parts[-1][0] + digests)
+    assert wrong.sent_bytes <= 1.2 * used + HOSTS * (parts[-1][0] + digests)
 
 
 def test_a_store_that_fails_midway_is_a_wait_and_the_next_attempt_goes_on(
-    remote: TrainingJob, counted: WrongStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: TrainingJob, wrong: WrongStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.kernel.location.RETRIES", 0)
     looked_at: list[int] = []
 
     def fail_midway() -> None:
         looked_at.append(1)
-        counted.busy = 1000 if len(looked_at) == 40 else 0
+        wrong.busy = 1000 if len(looked_at) == 40 else 0
 
     with pytest.raises(TransientError, match=r"objects/.*the store does not answer .*503"):
         open_on_hosts(remote, tmp_path, 1, fail_midway)
-    before, counted.busy = counted.sent_bytes, 0
+    before, wrong.busy = wrong.sent_bytes, 0
     open_on_hosts(remote, tmp_path, 1)
     (data,) = tmp_path.glob("built/snapshots/*/data.parquet")
-    assert before < counted.sent_bytes < data.stat().st_size, "nothing was brought twice"
+    assert before < wrong.sent_bytes < data.stat().st_size, "nothing was brought twice"
 
 
 def test_a_store_that_answers_too_slowly_is_named(
-    remote: TrainingJob, counted: WrongStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: TrainingJob, wrong: WrongStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.kernel.location.RETRIES", 0)
     monkeypatch.setattr("tasks.kernel.location.REQUEST_LIMIT_S", 0.5)
-    counted.delay_s = 1.5
+    wrong.delay_s = 1.5
     with pytest.raises(TransientError, match=r"objects/.*the store does not answer"):
         open_on_hosts(remote, tmp_path, 1)
 
