@@ -3,7 +3,6 @@
 Importing this module imports matplotlib (half a second), so only what draws imports it.
 """
 
-import base64
 import io
 import re
 import threading
@@ -31,7 +30,6 @@ from matplotlib.ticker import (
 from tasks.reporting.quantities import is_shown, printable, shortened, significant
 
 FOLDER = Path(__file__).parent
-STYLE_SHEET = FOLDER / "charts.css"
 # Matplotlib draws with these; the page replaces each by the variable of that name in `charts.css`,
 # which has another value in the dark.
 CARD, INK, SOFT, GRID = "#ffffff", "#17262c", "#55676f", "#e4e1d8"
@@ -194,18 +192,6 @@ def canvas(
 def _style() -> Any:
     """The style sheet, read once: reading it takes as long as drawing a small picture."""
     return matplotlib.rc_params_from_file(FOLDER / "report.mplstyle", use_default_template=False)
-
-
-def as_data_url(drawing: Markup) -> str:
-    """The picture as an image address that needs no file, with its style inside.
-
-    Its background is opaque: the page around it may be light or dark.
-    """
-    head, tail = str(drawing).split(">", 1)
-    style = f"<style>{STYLE_SHEET.read_text(encoding='utf-8')}</style>"
-    backdrop = '<rect width="100%" height="100%" class="backdrop"/>'
-    complete = f"{head}>{style}{backdrop}{tail}".encode()
-    return f"data:image/svg+xml;base64,{base64.b64encode(complete).decode('ascii')}"
 
 
 def name_width(names: Sequence[str]) -> float:

@@ -1,7 +1,9 @@
 """The pictures of one run, as values; nothing here imports what draws them."""
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from markupsafe import Markup
@@ -14,6 +16,7 @@ _AS_TEXT = core_schema.no_info_after_validator_function(Markup, core_schema.str_
 Drawing = Annotated[Markup, GetPydanticSchema(lambda kind, handler: _AS_TEXT)]
 Drawings = Mapping[str, Markup]
 """Pictures by the key under which the Prefect UI shows them."""
+STYLE_SHEET = Path(__file__).with_name("charts.css")
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,15 @@ class Pictures(Contract):
         features = {"features": self.features} if self.features is not None else {}
         curves = {key: picture.drawing for key, picture in self.curves.items()}
         return {**curves, "learning-curve": self.losses, **features}
+
+
+def as_data_url(drawing: Markup) -> str:
+    """The picture as an image address that needs no file, with its style inside.
+
+    Its background is opaque: the page around it may be light or dark.
+    """
+    head, tail = str(drawing).split(">", 1)
+    style = f"<style>{STYLE_SHEET.read_text(encoding='utf-8')}</style>"
+    backdrop = '<rect width="100%" height="100%" class="backdrop"/>'
+    complete = f"{head}>{style}{backdrop}{tail}".encode()
+    return f"data:image/svg+xml;base64,{base64.b64encode(complete).decode('ascii')}"

@@ -8,7 +8,8 @@ from markupsafe import Markup
 
 from tasks.contracts.rollout import Entry, Evidence, Finding, MetricName, ReleaseSummary, Tally
 from tasks.kernel.files import write_atomically
-from tasks.reporting.drawing import BASELINE, LINES, SOFT, STONE, WASH, WATER, as_data_url, canvas
+from tasks.reporting.drawing import BASELINE, LINES, SOFT, STONE, WASH, WATER, canvas
+from tasks.reporting.gallery import as_data_url
 from tasks.reporting.page import page_environment
 from tasks.reporting.quantities import is_shown, significant
 

@@ -14,6 +14,7 @@ from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings, platform_address
+from tasks.reporting.gallery import as_data_url
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -139,8 +140,6 @@ def publish_compression(result: CompressionResult) -> str:
 
 def _show(pictures: Mapping[str, Markup], key: str, subject: str) -> None:
     """Show pictures in the Prefect UI, as images that need no file server."""
-    from tasks.reporting.drawing import as_data_url
-
     for name, drawing in pictures.items():
         create_image_artifact(
             as_data_url(drawing), key=f"{key}-{name}", description=f"{name} of {subject}"

@@ -114,13 +114,18 @@ def test_a_prediction_is_traced_back_to_the_raw_files_by_digests(loop: Loop) -> 
     assert "raw/flights.csv" in said
 
 
-def test_a_second_run_reuses_every_stage(loop: Loop) -> None:
+def test_a_second_run_reuses_every_stage_without_what_trains_and_draws(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     builds = loop.store.num_builds
     first = loop.record
     steps = (loop.home / "lineage" / RUNS).read_text()
     code, said = loop.run("run")
     assert code == 0, said
     assert "leaked" not in said  # by a library, when the process ended
+    imported = {line.rpartition("|")[2].strip() for line in said.splitlines()}
+    assert {"torch", "matplotlib", "sklearn"} & imported == set() < {"mlflow", "feast"} & imported
     again = Loop(loop.home, loop.repository).record
     assert loop.store.num_builds == builds
     assert (loop.home / "lineage" / RUNS).read_text() == steps

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tasks.features.declared.queries import frame_query, read_query, row_key, ta
 from tasks.features.offline.duck import NUMBERS, set_window, sql_name, sql_text
 from tasks.features.tables.build import check_columns, run_query
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import read_yaml
+from tasks.kernel.files import digest_of, read_yaml
 from tasks.kernel.settings import USE_CASE_FILE
 
 Types = dict[str, str]
@@ -238,10 +239,20 @@ def _empty_tables(config: FeatureConfig, repo: Path) -> Iterator[duckdb.DuckDBPy
 def described_features(repo: Path) -> DescribedFeatures:
     """What Feast is told of a use case that holds no definitions of its own.
 
+    Worked out again only where the configuration or a query has changed.
+
     Raises:
         ConfigurationError: a query is missing or wrong, or gives a column of a kind that no model
             takes.
     """
+    files = (repo / USE_CASE_FILE, *sorted(repo.rglob("*.sql")))
+    return _described_features(
+        repo, tuple((each, digest_of(each)) for each in files if each.exists())
+    )
+
+
+@lru_cache(4)
+def _described_features(repo: Path, _files: tuple[tuple[Path, str], ...]) -> DescribedFeatures:
     use_case, config = read_features(repo)
     with _empty_tables(config, repo) as con:
         views = tuple(_view(con, table, config, repo) for table in config.feature_tables)

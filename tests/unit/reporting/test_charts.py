@@ -25,7 +25,8 @@ from tasks.reporting.charts import (
     trade_chart,
     wilson_interval,
 )
-from tasks.reporting.drawing import as_data_url, canvas, limits
+from tasks.reporting.drawing import canvas, limits
+from tasks.reporting.gallery import as_data_url
 from tests.support.data.builders import month
 from tests.support.reporting.pages import SVG, parsed, place, texts, tipped, tips
 from tests.support.reporting.run_records import regression_record

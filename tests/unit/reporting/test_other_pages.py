@@ -11,7 +11,7 @@ from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import CompressionResult, GateResult, PromotionDecision
 from tasks.contracts.training import ModelCompression, StudyRecord
 from tasks.reporting import search
-from tasks.reporting.drawing import as_data_url
+from tasks.reporting.gallery import as_data_url
 from tasks.reporting.page import describe_compression, write_compression
 from tests.support.data.builders import metric_set, splits, version_ref
 from tests.support.registry.builders import comparison
