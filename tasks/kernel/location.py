@@ -17,19 +17,23 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
 from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from obstore import UpdateVersion
+    from obstore import GetOptions, UpdateVersion
     from obstore.store import ObjectStore
 
 EXPECTED = "expected file:///folder or s3://bucket/prefix"
 OBJECTS = "objects"
-REQUEST_LIMIT_S = 60
+SILENCE_LIMIT_S = 60
+"""How long a store may send nothing; an answer may take as long as it takes."""
+UPLOAD_LIMIT_S = 1200
+"""The same while a large object is sent: 256 MB at 1.7 Mbit/s, since it is silent until the end."""
+WHOLE_LIMIT_S = 86400
 RETRIES = 8
 RETRY_LIMIT_S = 60
 """How long a request is tried again whose store does not answer, or answers that it is busy."""
@@ -133,8 +137,9 @@ class Location:
 
         with self._explained(name):
             size = content.stat().st_size if isinstance(content, Path) else len(content)
+            limit_s = SILENCE_LIMIT_S if size <= CHUNK_BYTES else UPLOAD_LIMIT_S
             in_parts = size >= WHOLE_UPLOAD_BYTES
-            obstore.put(self._made_store, name, content, use_multipart=in_parts)
+            obstore.put(self._to_write(limit_s), name, content, use_multipart=in_parts)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that nobody has written; False where somebody has."""
@@ -143,7 +148,8 @@ class Location:
 
         with self._explained(name):
             try:
-                obstore.put(self._made_store, name, content, mode="create", use_multipart=False)
+                store = self._to_write(SILENCE_LIMIT_S)
+                obstore.put(store, name, content, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 # Of a request that was sent again, as its answer was lost, the first one may have
                 # written it.
@@ -198,12 +204,10 @@ class Location:
             FileNotFoundError: there is no such object.
             ArtifactError: its content has another digest.
         """
-        import obstore
-
         seen = hashlib.sha256()
         with self._explained(name), files.replacing(target, durable=False) as aside:
             with aside.open("wb") as stream:
-                for chunk in obstore.get(self._store, name).stream(min_chunk_size=CHUNK_BYTES):
+                for chunk in self._chunks(name):
                     seen.update(chunk)
                     stream.write(chunk)
             if sha256 and seen.hexdigest() != sha256:
@@ -211,6 +215,24 @@ class Location:
                     f"{self.url}/{name} has SHA-256 {seen.hexdigest()[:12]}, expected "
                     f"{sha256[:12]}: it was changed or damaged. {MEND}"
                 )
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        """Content of an object; where an answer breaks off, the rest of the same is asked for."""
+        import obstore
+        from obstore.exceptions import GenericError
+
+        done, breaks, options = 0, 0, dict[str, Any]()
+        while True:
+            found = obstore.get(self._store, name, options=cast("GetOptions", options))
+            try:
+                for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
+                    yield bytes(chunk)
+                    done += len(chunk)
+                return
+            except GenericError:
+                if (breaks := breaks + 1) > RETRIES:
+                    raise
+                options = {"range": {"offset": done}, "if_match": found.meta["e_tag"]}
 
     def send_content(self, path: Path) -> tuple[str, int]:
         """Bring a file's content into the location, unless it is there; its digest and size."""
@@ -241,19 +263,21 @@ class Location:
 
     @property
     def _store(self) -> ObjectStore:
+        return self._opened(SILENCE_LIMIT_S)
+
+    def _opened(self, limit_s: float) -> ObjectStore:
         if self.folder is None:
             access = s3_access(os.environ) if self.access is None else self.access
-            return _open(self.url, tuple(access.items()))
+            return _open(self.url, tuple(access.items()), limit_s)
         if not self.folder.exists():
             raise FileNotFoundError(self.folder)
-        return _open(self.url, ())
+        return _open(self.url, (), limit_s)
 
-    @property
-    def _made_store(self) -> ObjectStore:
-        """To be written to: its folder is made by the first write, not by a look."""
+    def _to_write(self, limit_s: float) -> ObjectStore:
+        """Its folder is made by the first write, not by a look."""
         if self.folder is not None:
             files.private_folder(self.folder)
-        return self._store
+        return self._opened(limit_s)
 
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
@@ -328,7 +352,7 @@ def s3_access(environment: Mapping[str, str]) -> dict[AccessName, str]:
 
 
 @cache
-def _open(url: str, access: tuple[tuple[AccessName, str], ...]) -> ObjectStore:
+def _open(url: str, access: tuple[tuple[AccessName, str], ...], limit_s: float) -> ObjectStore:
     from obstore.store import LocalStore, S3Store
 
     parts, given = urlsplit(url), dict[str, Any](access)
@@ -342,7 +366,8 @@ def _open(url: str, access: tuple[tuple[AccessName, str], ...]) -> ObjectStore:
         virtual_hosted_style_request="endpoint" not in given,
         client_options={
             "allow_http": str(given.get("endpoint", "")).startswith("http://"),
-            "timeout": timedelta(seconds=REQUEST_LIMIT_S),
+            "read_timeout": timedelta(seconds=limit_s),
+            "timeout": timedelta(seconds=WHOLE_LIMIT_S),
         },
         retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_LIMIT_S)},
     )

@@ -1,6 +1,7 @@
 """Locations: a folder and S3 keep the same promises."""
 
 import json
+import random
 import shutil
 import threading
 from contextlib import suppress
@@ -257,6 +258,18 @@ def test_a_store_that_is_slow_busy_and_breaks_off_is_asked_again_and_loses_nothi
     assert there.path(build_notes(there, "another").text).read_text() == "hello"
     assert made == build_notes(there)
     assert here.num_builds == 1
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_was(
+    wrong: WrongStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.kernel.location.CHUNK_BYTES", 10_000)
+    location, content = Location.of(bucket), random.Random(1).randbytes(800_000)
+    location.write("a", content)
+    wrong.sent_bytes, wrong.breaks = 0, 3
+    location.bring("a", tmp_path / "a")
+    assert (wrong.breaks, (tmp_path / "a").read_bytes()) == (0, content)
+    assert wrong.sent_bytes < 2 * len(content)
 
 
 def test_an_upload_that_is_never_finished_shows_nothing(

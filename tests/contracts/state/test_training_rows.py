@@ -93,7 +93,7 @@ def test_a_store_that_answers_too_slowly_is_named(
     remote: TrainingJob, wrong: WrongStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.kernel.location.RETRIES", 0)
-    monkeypatch.setattr("tasks.kernel.location.REQUEST_LIMIT_S", 0.5)
+    monkeypatch.setattr("tasks.kernel.location.SILENCE_LIMIT_S", 0.5)
     wrong.delay_s = 1.5
     with pytest.raises(TransientError, match=r"objects/.*the store does not answer"):
         open_on_hosts(remote, tmp_path, 1)

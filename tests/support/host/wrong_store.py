@@ -19,6 +19,7 @@ class WrongStore(ThreadingHTTPServer):
         delay_s: before each answer.
         busy: so many of the next requests are answered with 503.
         cuts: so many of the next uploads break off in the middle.
+        breaks: so many of the next answers with content break off in the middle.
         sent_bytes: of the bodies of all answers.
         old_listings: a listing is answered as it was when it was first asked for.
         unconditional: it takes each write that should have been refused.
@@ -29,7 +30,7 @@ class WrongStore(ThreadingHTTPServer):
     def __init__(self, endpoint: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = urlsplit(endpoint).netloc
-        self.delay_s, self.busy, self.cuts, self.sent_bytes = 0.0, 0, 0, 0
+        self.delay_s, self.busy, self.cuts, self.breaks, self.sent_bytes = 0.0, 0, 0, 0, 0
         self.old_listings = self.unconditional = False
         self.listings: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
@@ -88,6 +89,9 @@ class _Handler(BaseHTTPRequestHandler):
         if "Content-Length" not in headers:
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        if self.command == "GET" and content and self.server.breaks:
+            self.server.breaks -= 1
+            content, self.close_connection = content[: len(content) // 2], True
         if self.command != "HEAD":
             self.server.sent_bytes += len(content)
             self.wfile.write(content)
