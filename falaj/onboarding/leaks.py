@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 
 from falaj.onboarding.queries import Sample
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DatasetSchema
 from tasks.features.checks.before_publish import PROBED, check_same_rows, probes
 from tasks.features.checks.single_features import MIN_ROWS, TELLS_THE_LABEL, SingleScores
 from tasks.features.config import FeatureTable
-from tasks.features.entities import EVENT_TIME
+from tasks.features.entities import EVENT_TIME, schema_of
 from tasks.features.offline.duck import inside, parquet, sql_name, sql_text
 from tasks.kernel.errors import FalajError
 
@@ -92,16 +91,7 @@ def check_single_inputs(sample: Sample, frame: Path) -> list[tuple[str, float]]:
     """Find inputs that predict too well by themselves; returns the scores of all, best first."""
     config, spec = sample.config, sample.config.features.training_set
     joined, categorical, numeric = _joined(sample, frame)
-    columns = DatasetSchema(
-        row_id=spec.row_id,
-        event_time=EVENT_TIME,
-        label=spec.label_column,
-        categorical=tuple(categorical),
-        numeric=tuple(numeric),
-        task=spec.task,
-        classes=spec.class_names,
-    )
-    rows = SingleScores(joined, columns, config.splits)
+    rows = SingleScores(joined, schema_of(spec, categorical, numeric), config.splits)
     scores = sorted(
         ((name, rows.score(name)) for name in (*categorical, *numeric)), key=lambda s: -s[1]
     )

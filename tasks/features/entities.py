@@ -5,12 +5,13 @@ Knows nothing of Feast, so a check of a use case need not import it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import duckdb
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import ExcludedRows, FeatureTables, NumberSummary
+from tasks.contracts.data import DatasetSchema, ExcludedRows, FeatureTables, NumberSummary
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.declared.columns import class_number, plain_frame
 from tasks.features.declared.queries import frame_query
@@ -29,6 +30,23 @@ from tasks.kernel.settings import ArtifactStore
 
 EVENT_TIME = "event_timestamp"
 """Column of an entity frame with the moment of the prediction."""
+
+
+def schema_of(
+    spec: TrainingSet, categorical: Iterable[str], numeric: Iterable[str]
+) -> DatasetSchema:
+    """Columns of a training set that has these inputs."""
+    return DatasetSchema(
+        row_id=spec.row_id,
+        event_time=EVENT_TIME,
+        label=spec.label_column,
+        categorical=tuple(categorical),
+        numeric=tuple(numeric),
+        task=spec.task,
+        classes=spec.class_names,
+        unit=spec.label_unit,
+        baseline=spec.baseline,
+    )
 
 
 def write_entities(

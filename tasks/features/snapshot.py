@@ -23,7 +23,7 @@ from tasks.features.access.store import (
 from tasks.features.access.versions import ServiceVersion, newest_version
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.declared.definitions import Definition
-from tasks.features.entities import EVENT_TIME, write_entities
+from tasks.features.entities import EVENT_TIME, schema_of, write_entities
 from tasks.features.offline.duck import sql_text
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pin
@@ -172,14 +172,4 @@ def _dataset_columns(service: FeatureService, spec: TrainingSet) -> DatasetSchem
             f"the training set's baseline {spec.baseline!r} is not among the numbers that the "
             f"model takes ({', '.join(numeric)}); name one of these. Nothing was retrieved"
         )
-    return DatasetSchema(
-        row_id=spec.row_id,
-        event_time=EVENT_TIME,
-        label=spec.label_column,
-        categorical=tuple(categorical),
-        numeric=tuple(numeric),
-        task=spec.task,
-        classes=spec.class_names,
-        unit=spec.label_unit,
-        baseline=spec.baseline,
-    )
+    return schema_of(spec, categorical, numeric)

@@ -29,16 +29,13 @@ if TYPE_CHECKING:
 
 EXPECTED = "expected file:///folder or s3://bucket/prefix"
 OBJECTS = "objects"
-SILENCE_LIMIT_S = 60
-"""How long a store may send nothing; an answer may take as long as it takes."""
-UPLOAD_LIMIT_S = 1200
-"""The same while a large object is sent: 256 MB at 1.7 Mbit/s, since it is silent until the end."""
-WHOLE_LIMIT_S = 86400
+# How long a store may send nothing. It is silent while it is sent much: 256 MB at 1.7 Mbit/s.
+SILENCE_LIMIT_S, UPLOAD_LIMIT_S = 60, 1200
 RETRIES = 8
+# How long a request is tried again whose store does not answer, or answers that it is busy.
 RETRY_LIMIT_S = 60
-"""How long a request is tried again whose store does not answer, or answers that it is busy."""
+# Larger ones go in parts; what a killed process leaves of these a lifecycle rule has to remove.
 WHOLE_UPLOAD_BYTES = 256_000_000
-"""Larger ones go in parts; what a killed process leaves of these a lifecycle rule has to remove."""
 CHUNK_BYTES = 8_000_000
 CHANGE_ATTEMPTS = 50
 AccessName = Literal[
@@ -315,7 +312,7 @@ class Location:
                 ) from exc
             raise TransientError(
                 f"{where}: the store does not answer as expected ({_reason(exc)}), "
-                f"tried {RETRIES + 1} times. Nothing half written is visible; run again then"
+                f"tried up to {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
 
 
@@ -367,7 +364,7 @@ def _open(url: str, access: tuple[tuple[AccessName, str], ...], limit_s: float) 
         client_options={
             "allow_http": str(given.get("endpoint", "")).startswith("http://"),
             "read_timeout": timedelta(seconds=limit_s),
-            "timeout": timedelta(seconds=WHOLE_LIMIT_S),
+            "timeout": timedelta(days=1),
         },
         retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_LIMIT_S)},
     )

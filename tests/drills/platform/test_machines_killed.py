@@ -1,8 +1,10 @@
 """kill -9 of all that a loop needs, where its state is on servers and its stages on machines.
 
 `FALAJ_DRILL_KILLS` (default 10) says how often, `FALAJ_KILLS_SEED` (default 0) when: in turn the
-coordinator's worker, either machine, the store, the database. Servers come back with their data
-after some seconds, a machine with its disk. What is read afterwards is read by plain SQL and S3.
+coordinator's worker, the store, the database, Redis, either machine. Servers come back after some
+seconds, Redis empty and the others with their data, a machine with its disk. Prefect has its
+records in the database where that has `pg_trgm` (Debian: postgresql). What is read afterwards is
+read by plain SQL and S3.
 """
 
 import json
@@ -26,6 +28,7 @@ from tests.support.host.processes import wait_until
 from tests.support.platform.accounts import STAGES, Account
 from tests.support.platform.site import BUCKET, Site, builds_of, locks_held, site
 from tests.support.services.restarting import Server, end_started
+from tests.support.services.servers import answers, postgres_with_trigrams
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
@@ -42,7 +45,8 @@ BUILD = r"state/artifacts/[^/]+/[^/]+\.json"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("site"), ("far", "near")) as made:
+    folder = tmp_path_factory.mktemp("site")
+    with site(folder, ("far", "near"), postgres_with_trigrams()) as made:
         for machine in made.machines:
             made.start_worker(machine)
         yield made
@@ -73,6 +77,7 @@ def strike(shared: Site, victim: str) -> None:
         service.kill()
     elif victim in shared.servers:
         shared.servers[victim].restart(signal.SIGKILL, AWAY_S)
+        wait_until(lambda: answers(shared.database), "PostgreSQL answers", 60)
     else:
         (machine,) = [each for each in shared.machines if each.name == victim]
         machine.kill()
@@ -137,10 +142,11 @@ def wrong_in_store(shared: Site, account: Account) -> list[str]:
 
 @proves(Promise.INTERRUPT, "on machines of their own: completed; nothing repeated, nothing left")
 def test_a_loop_on_machines_is_completed_whatever_is_killed(shared: Site) -> None:
-    shared.servers.update(s3=server_at(shared.s3), database=server_at(shared.database))
+    redis = Server(shared.redis.command, shared.redis.pid)
+    shared.servers.update(s3=server_at(shared.s3), database=server_at(shared.database), redis=redis)
     draw = random.Random(SEED)
     machines: list[Machine] = shared.machines
-    victims = ("coordinator", "s3", "database", *(machine.name for machine in machines))
+    victims = ("coordinator", *shared.servers, *(machine.name for machine in machines))
     whole_s, wrong = 0.0, list[str]()
     for kill in range(KILLS + 1):  # nothing is killed in the first
         if kill % 3 == 1:

@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 
 import psycopg
 
-from infra.bench.processes import S3_KEY, postgres_server, redis_server, s3_server
+from infra.bench.processes import S3_KEY, RedisServer, postgres_server, redis_server, s3_server
+from infra.platform.config import DATABASE_URL, REDIS_URL
 from tests.support.host.clocks import Clock
 from tests.support.host.machines import DISK, HOST, Machine, machines, variables
 from tests.support.host.relay import relayed
 from tests.support.platform.whole_platform import WholePlatform, whole_platform
 from tests.support.services.restarting import Server
+from tests.support.services.servers import new_database
 from tests.support.state import make_bucket
 
 POOL = "cpu-far"
@@ -45,6 +47,7 @@ class Site:
     machines: list[Machine]
     s3: str
     database: str
+    redis: RedisServer
     folder: Path
     servers: dict[str, Server] = field(default_factory=dict)
     keys: ClassVar = {"aws_access_key_id": S3_KEY, "aws_secret_access_key": S3_KEY}
@@ -80,26 +83,35 @@ class Site:
 
 
 @contextmanager
-def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
-    """A site with machines of these names, none of which works yet."""
+def site(folder: Path, names: Sequence[str], programs: Path | None = None) -> Iterator[Site]:
+    """A site with machines of these names, none of which works yet.
+
+    Args:
+        programs: of a PostgreSQL with `pg_trgm`, on which Prefect then has its records too, and
+            its messages in Redis.
+    """
     with ExitStack() as stack:
         made = stack.enter_context(machines(*names))
         s3 = stack.enter_context(s3_server())
         make_bucket(s3, BUCKET)
-        database = stack.enter_context(postgres_server(folder))
-        redis = stack.enter_context(redis_server(folder)).connection_string
-        near = state_variables(s3, database, redis)
+        database = stack.enter_context(postgres_server(folder, programs))
+        redis = stack.enter_context(redis_server(folder))
+        near = state_variables(s3, database, redis.connection_string)
+        if programs is not None:
+            redis_url = f"redis://{redis.connection_string}/0"
+            near |= {DATABASE_URL: new_database(database), REDIS_URL: redis_url}
         options = ("--no-serving",)
         near["FALAJ_HARDWARE"] = str(folder / "hardware.yaml")
         (folder / "hardware.yaml").write_text(NEAR)
         platform = stack.enter_context(whole_platform(folder, *options, environment=near))
         seen = {}
         api = f"http://127.0.0.1:{platform.port}/api"
-        for name, url in (("s3", s3), ("database", database), ("redis", redis), ("api", api)):
+        urls = {"s3": s3, "database": database, "redis": redis.connection_string, "api": api}
+        for name, url in urls.items():
             seen[name] = stack.enter_context(relayed(HOST, url))
         far = state_variables(seen["s3"], seen["database"], seen["redis"])
         far["PREFECT_API_URL"] = seen["api"]
-        yield Site(platform, far, made, s3, database, folder)
+        yield Site(platform, far, made, s3, database, redis, folder)
 
 
 def locks_held(database: str) -> int:
