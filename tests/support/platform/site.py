@@ -97,10 +97,11 @@ def site(folder: Path, names: Sequence[str], programs: Path | None = None) -> It
         database = stack.enter_context(postgres_server(folder, programs))
         redis = stack.enter_context(redis_server(folder))
         near = state_variables(s3, database, redis.connection_string)
+        options: tuple[str, ...] = ("--no-serving",)
         if programs is not None:
             redis_url = f"redis://{redis.connection_string}/0"
             near |= {DATABASE_URL: new_database(database), REDIS_URL: redis_url}
-        options = ("--no-serving",)
+            options = (*options, "--profile", "server")
         near["FALAJ_HARDWARE"] = str(folder / "hardware.yaml")
         (folder / "hardware.yaml").write_text(NEAR)
         platform = stack.enter_context(whole_platform(folder, *options, environment=near))
