@@ -27,6 +27,7 @@ from tasks.kernel.settings import VALUE, Build, Settings
 from tasks.metadata.database import held_everywhere
 from tasks.state import contents as state
 from tasks.state.databases import Prepare, copy_sqlite, dump, is_empty, is_sqlite, load, servers
+from tasks.state.turns import Sign, under_way
 
 RESTORING = ".restoring"
 NUM_THREADS = 8
@@ -111,12 +112,26 @@ def back_up(
     """Bring all that a state holds into a location, and name it there.
 
     Raises:
-        TransientError, StorageError: one of the stores or databases does not answer, or refuses.
+        TransientError, StorageError: one of the stores or databases does not answer, or refuses;
+            or a prune removes content of the target.
     """
+    with under_way(target, "backup") as sign:
+        return _back_up(settings, target, prepare, say, sign, secrets=secrets)
+
+
+def _back_up(
+    settings: Settings,
+    target: Location,
+    prepare: Mapping[str, Prepare],
+    say: Say,
+    sign: Sign,
+    *,
+    secrets: bool,
+) -> Backup:
     last = None
     with suppress(ConfigurationError, ArtifactError):  # there is none, or its list is damaged
         last = read_backup(target)
-    sender = _Sender(target, last)
+    sender = _Sender(target, last, sign)
     backup = Backup(made=datetime.now(UTC), release=version("falaj"), secrets=secrets, files={})
     with files.scratch_folder("falaj-backup") as scratch, ThreadPoolExecutor(NUM_THREADS) as pool:
         sender.scratch = scratch
@@ -139,6 +154,7 @@ def back_up(
                 kept = zip((name for name, _ in ordered), sent, strict=True)
                 backup.files.update({name: each for name, each in kept if each is not None})
             say(f"{len(backup.files)} files, {sender.num_sent} bytes sent")
+    sign(now=True)
     target.create(f"{state.BACKUPS}/{backup.name}.json", backup.model_dump_json().encode())
     return backup
 
@@ -146,8 +162,8 @@ def back_up(
 class _Sender:
     """Sends the content of files that a location lacks."""
 
-    def __init__(self, target: Location, last: Backup | None) -> None:
-        self.target, self.num_sent = target, 0
+    def __init__(self, target: Location, last: Backup | None, sign: Sign) -> None:
+        self.target, self.num_sent, self.sign = target, 0, sign
         self.last = last.files if last else {}
         self.settled = last.made.timestamp() - SETTLED_S if last else 0
         self.there = {name: e.num_bytes for name, e in target.entries(OBJECTS).items()}
@@ -155,6 +171,7 @@ class _Sender:
 
     def send(self, name: str, source: state.Source) -> Kept | None:
         """None where the file was removed meanwhile."""
+        self.sign()
         aside = self.scratch / str(next(self.numbers))
         try:
             if isinstance(source, Path):

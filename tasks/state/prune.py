@@ -11,20 +11,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 
 from tasks.kernel import files
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.settings import ARTIFACTS, STAGING, VALUE, Build, Settings
 from tasks.state.backup import list_backups, read_backup
-from tasks.state.contents import BACKUPS, MODELS, OTHERS, POINTERS, WHOLE, Source, contents
+from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Source, contents
 from tasks.state.databases import all_text
+from tasks.state.turns import Sign, under_way
 
 Key = tuple[str, str]
 _URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
 _DIGEST = re.compile(r'"(?:[a-z_]*sha256|tables_version|version)": ?"([0-9a-f]{32,64})"')
+_LOG = re.compile(r"\.log(\.\d+)?$")
+_RUN = re.compile(r"(?<=/)(?:m-)?[0-9a-f]{32}(?=/)")
 _VERSION_OF_TABLES = re.compile(r"tables/([0-9a-f]{16,})")
 SOURCES = {"tables", "landed"}
 """Kinds whose versions repeat content; that content is the same tells nothing about them."""
@@ -70,14 +75,17 @@ def plan_pruning(
         keep: newest reports of each use case, and backups, that are kept with all they name.
         age: whatever is younger is kept.
         backups: location whose backups are pruned too.
+
+    Raises:
+        ConfigurationError: the database is not that of the location.
     """
     found, oldest = Pruning(), datetime.now(UTC) - max(age, UPLOAD_LIMIT)
     builds = dict(_builds(settings))
     live = _live(builds, _roots(settings, keep), oldest)
     found.builds = {"/".join(key): builds[key].num_bytes for key in sorted(builds.keys() - live)}
-    for path in settings.home.rglob("*.log*"):
-        name, seen = path.relative_to(settings.home).as_posix(), path.lstat()
-        if not name.startswith(WHOLE) and path.is_file() and seen.st_mtime < oldest.timestamp():
+    for path in (each for folder in LOCAL for each in (settings.home / folder).rglob("*.log*")):
+        seen = path.lstat()
+        if _LOG.search(path.name) and path.is_file() and seen.st_mtime < oldest.timestamp():
             found.logs[path] = seen.st_size
     here = Location(settings.home.as_uri())
     found.results = {
@@ -100,8 +108,18 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
     """Remove what was found: what names content before the content.
 
     Raises:
-        TransientError, StorageError: a store does not answer, or refuses; prune again then.
+        TransientError, StorageError: a store does not answer, or refuses; prune again then. Or a
+            backup is made into one of the locations.
     """
+    with ExitStack() as held:
+        places = {each for each in (settings.location, backups) if each is not None}
+        signs = {place: held.enter_context(under_way(place, "prune")) for place in places}
+        _remove(settings, found, backups, signs)
+
+
+def _remove(
+    settings: Settings, found: Pruning, backups: Location | None, signs: dict[Location, Sign]
+) -> None:
     for name in found.builds:
         folder = settings.home / ARTIFACTS / name
         if settings.location is not None:
@@ -115,10 +133,13 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
         place.remove([name])
     if backups is not None:
         backups.remove(f"{BACKUPS}/{name}.json" for name in found.backups)
-    for location in {settings.location, backups} - {None}:
-        assert location is not None
+    for location, sign in signs.items():
         still = _unnamed(location, found, settings)
-        location.remove(name for name in still if (location, name) in found.objects)
+        sign(now=True)  # reading all records may have taken long
+        for name in still:
+            if (location, name) in found.objects:
+                sign()
+                location.remove([name])
 
 
 def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
@@ -141,7 +162,7 @@ def _shared_builds(location: Location | None) -> Iterator[tuple[str, Build]]:
 
 def _roots(settings: Settings, keep: int) -> Iterator[str]:
     """Text that names what has to stay."""
-    yield from all_text(settings)
+    yield from _rows(settings)
     for name, source in contents(settings, MODELS):
         if name.endswith(".json"):
             yield _text(source)
@@ -160,6 +181,23 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
             reports.setdefault(str(path.parent.parent), []).append((name, source))
     for each in reports.values():
         yield from (_text(source) for _, source in sorted(each, key=lambda r: r[0])[-keep:])
+
+
+def _rows(settings: Settings) -> Iterator[str]:
+    """Text of the databases, which have to be those of the location."""
+    of_location = contents(settings, MODELS) if settings.location is not None else ()
+    runs = {run for name, _ in of_location for run in _RUN.findall(name)}
+    is_known, num_rows = not runs, 0
+    for text in all_text(settings):
+        num_rows += 1
+        is_known = is_known or not runs.isdisjoint(text.split("\n"))
+        yield text
+    if settings.location is not None and not (num_rows and is_known):
+        raise ConfigurationError(
+            f"{settings.location.url} is the state of another database: the one of this process "
+            f"has {num_rows} rows, and names none of {len(runs)} runs whose models are there. Set "
+            "FALAJ_DATABASE_URL as its other machines have it. Nothing was changed"
+        )
 
 
 def _text(source: Source) -> str:

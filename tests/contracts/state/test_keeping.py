@@ -296,6 +296,7 @@ def test_content_of_a_location_goes_when_no_build_or_backup_names_it(
     location = Location.of(bucket)
     settings = Settings(tmp_path / "a", tmp_path, "", None, None, location)
     notes = build_notes(settings.store, "y" * 200_000, OLD)
+    open_database(settings.metadata_url)
     monkeypatch.setattr("tasks.state.prune.UPLOAD_LIMIT", timedelta())
     back_up(settings, location, {}, nothing)
     found = plan_pruning(settings, 1, timedelta(), location)

@@ -1,7 +1,9 @@
 """Whatever a state holds, pruning removes nothing needed, and says before what it removes."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -14,16 +16,18 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tasks.contracts.base import Artifact, Contract
+from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.location import Location
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 from tasks.metadata.database import open_database, transaction
 from tasks.metadata.tables import models
 from tasks.state.backup import back_up, list_backups, read_backup, verify
 from tasks.state.prune import SMALL_BUILD, Pruning, plan_pruning, prune
+from tasks.state.turns import KILLED_AFTER_S, under_way
 from tests.support.suite.examples import examples
 
 KEEP = 2
-Plan = tuple[str, bool, set[int], str]
+Plan = tuple[str, int, set[int], str]
 PLAN = st.tuples(
     st.sampled_from(("snapshots", "tables", "scores")),
     st.sampled_from((10, 2 * SMALL_BUILD, 2 * SMALL_BUILD)),
@@ -49,6 +53,7 @@ class State:
         self.place = location or Location(self.home.as_uri())
         self.target = Location.of((folder / "backups").as_uri())
         self.made: list[Made] = []
+        open_database(self.settings.metadata_url)
         for number, plan in enumerate(plans):
             self.build(number, *plan)
         for name in ("results/a", "computed/t/a", "platform/logs/a.log"):
@@ -153,3 +158,44 @@ def test_a_prune_removes_what_it_has_shown_and_nothing_that_is_needed(
         assert before - state.files() == expected
         state.check()
         assert state.plan() == Pruning()
+
+
+def test_a_backup_and_a_prune_of_its_place_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(tmp_path, [("snapshots", 10, set(), "report")], shared=False)
+    with under_way(state.target, "backup") as sign:
+        back_up(state.settings, state.target, {}, lambda _: None)  # backups go along
+        with pytest.raises(TransientError, match=r"a backup of .* expected none beside this prune"):
+            prune(state.settings, state.plan(), state.target)
+        monkeypatch.setitem(KILLED_AFTER_S, "backup", -1)
+        prune(state.settings, state.plan(), state.target)  # it counts as killed
+        monkeypatch.undo()
+        with pytest.raises(TransientError, match="a prune is or was under way"):
+            sign(now=True)  # so it writes no list
+    with (
+        under_way(state.target, "prune"),
+        pytest.raises(TransientError, match=r"a prune of .* expected none beside this backup"),
+    ):
+        back_up(state.settings, state.target, {}, lambda _: None)
+    back_up(state.settings, state.target, {}, lambda _: None)
+
+
+def test_a_location_is_not_pruned_by_what_another_database_names(tmp_path: Path) -> None:
+    state = State(tmp_path, [("snapshots", 10, set(), "track")], shared=True)
+    state.place.write(f"mlflow/artifacts/1/models/m-{'a' * 32}/artifacts/model.onnx", b"")
+    with pytest.raises(ConfigurationError, match="names none of 1 runs whose models are there"):
+        state.plan()
+    with pytest.raises(ConfigurationError, match="has 0 rows"):
+        plan_pruning(replace(state.settings, home=tmp_path / "b"), 1, timedelta(), None)
+
+
+def test_what_is_no_log_of_a_service_is_none(tmp_path: Path) -> None:
+    names = ("shop/raw/a.log.csv", "reports/1/b.logit.json", "shop/c.log", "platform/d.log.csv")
+    logs = {"platform/logs/a.log", "platform/logs/a.log.2", "prefect/server.log"}
+    for name in {*names} | logs:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    found = plan_pruning(Settings(tmp_path, tmp_path), 1, timedelta(), None)
+    assert {path.relative_to(tmp_path).as_posix() for path in found.logs} == logs
