@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -22,6 +22,9 @@ from sqlalchemy.pool import NullPool
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import locked, private_folder
 from tasks.metadata.tables import VERSION, VERSION_TABLE
+
+if TYPE_CHECKING:
+    import psycopg
 
 ANSWER_WITHIN_S = 60.0
 """Longest wait for locks; in PostgreSQL also for a statement."""
@@ -96,26 +99,29 @@ def held_everywhere(
     shared: bool = False,
     wait_s: float = float("inf"),
     held: Callable[[], Exception] | None = None,
-) -> Iterator[None]:
+) -> Iterator[list[int]]:
     """Hold the lock of a file of the state folder against all machines that share the state.
 
     As `files.locked` on this machine; where `FALAJ_DATABASE_URL` names PostgreSQL, its advisory
     lock holds against the others. PostgreSQL frees it when the connection of this process ends, or
     answers no more for half a minute.
 
+    Yields:
+        Descriptors: a program that inherits them and takes this one's place holds the lock too.
+
     Raises:
         StorageError: the file cannot be made.
         TransientError: the database does not answer; or others held the lock, where `held` is None.
     """
-    with locked(path, shared=shared, wait_s=wait_s, held=held):
+    with locked(path, shared=shared, wait_s=wait_s, held=held) as here:
         url = os.environ.get("FALAJ_DATABASE_URL", "")
         if not url.startswith("postgres"):
-            yield
+            yield [here]
             return
         home = Path(os.environ.get("FALAJ_HOME", "/")).resolve()
         name = str(path.relative_to(home) if path.is_relative_to(home) else path)
-        with advisory_lock(make_url(url), name, shared=shared, wait_s=wait_s, held=held):
-            yield
+        with advisory_lock(make_url(url), name, shared=shared, wait_s=wait_s, held=held) as there:
+            yield [here, there]
 
 
 @contextmanager
@@ -126,8 +132,11 @@ def advisory_lock(
     shared: bool = False,
     wait_s: float = float("inf"),
     held: Callable[[], Exception] | None = None,
-) -> Iterator[None]:
+) -> Iterator[int]:
     """Hold PostgreSQL's lock of a name, which ends with this process's connection to it.
+
+    Yields:
+        Descriptor of the connection.
 
     Raises:
         TransientError: the database does not answer; or others held the lock, where `held` is None.
@@ -146,7 +155,7 @@ def advisory_lock(
                 time.sleep(LOCK_POLL_S)
         except DBAPIError as exc:
             raise _explained(exc, engine) from exc
-        yield
+        yield cast("psycopg.Connection", connection.connection.driver_connection).fileno()
 
 
 def database_now(connection: Connection) -> datetime:

@@ -16,9 +16,11 @@ from pathlib import Path
 from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.kernel.settings import SERVER_FILE, Settings
+from tasks.metadata.database import held_everywhere
 from tasks.state.backup import Say, back_up, check_empty, restore
 from tasks.state.contents import BUILDS, contents
 from tasks.state.databases import MLFLOW, OPERATION, Prepare
+from tasks.state.turns import USED
 
 MARK = ".migrating"
 PLATFORM_LOCKS = ("platform/lock", "serving/server*.lock", "edge/running.lock")
@@ -26,15 +28,19 @@ PLATFORM_LOCKS = ("platform/lock", "serving/server*.lock", "edge/running.lock")
 
 @contextmanager
 def nobody_else(home: Path) -> Iterator[None]:
-    """Keep runs out, and see that no service uses the state.
+    """Keep runs out, on all machines, and see that no service of this one uses the state.
 
     Raises:
         ConfigurationError: one does.
     """
     busy = ConfigurationError(
-        f"a run, a platform or a server uses {home}; end it first: falaj down. Nothing was changed"
+        f"a run, a platform or a server uses the state of {home}, here or on another machine; "
+        "end it first (falaj down) or wait. Nothing was changed"
     )
-    with files.locked(home / "run.lock", wait_s=0, held=lambda: busy):
+    with (
+        files.locked(home / "run.lock", wait_s=0, held=lambda: busy),
+        held_everywhere(home / USED, wait_s=0, held=lambda: busy),
+    ):
         if any(files.is_held(path) for lock in PLATFORM_LOCKS for path in home.glob(lock)):
             raise busy
         yield

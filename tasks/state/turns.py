@@ -12,15 +12,18 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Literal, Protocol
 
 from tasks.kernel.errors import StorageError, TransientError
 from tasks.kernel.location import Location
+from tasks.metadata.database import held_everywhere
 
 LOCK = "backups.lock"
 KILLED_AFTER_S = {"backup": 86_400, "prune": 3600}
 """Without a sign. A backup gives none while it sends one file, which may take hours."""
+USED = "used.lock"
 SIGN_EVERY_S = 60
 
 
@@ -29,6 +32,11 @@ class Sign(Protocol):
 
     def __call__(self, *, now: bool = False) -> None:
         """Give it."""
+
+
+def in_use(home: Path) -> AbstractContextManager[list[int]]:
+    """Keep prunes of all machines out while a run uses the state; one at work is waited for."""
+    return held_everywhere(home / USED, shared=True)
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 import sqlalchemy as sa
@@ -17,13 +19,15 @@ from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.settings import ArtifactStore, Settings, server_environment
-from tasks.metadata.database import open_database, transaction
+from tasks.metadata.database import held_everywhere, open_database, transaction
 from tasks.metadata.tables import models
 from tasks.registry.connection import ADDRESS, load_mlflow
 from tasks.state.backup import Kept, back_up, list_backups, read_backup
 from tasks.state.backup import restore as restore_state
+from tasks.state.move import nobody_else
 from tasks.state.prune import plan_pruning
 from tasks.state.prune import prune as prune_state
+from tasks.state.turns import USED
 from tests.support.services.servers import new_database, postgres_server
 from tests.support.state import Notes, build_notes
 
@@ -306,6 +310,31 @@ def test_content_of_a_location_goes_when_no_build_or_backup_names_it(
     location.remove(location.entries("backups"))
     prune_state(settings, plan_pruning(settings, 1, timedelta(), location), None)
     assert not location.entries("objects")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_a_work_pool_runs_keeps_prunes_out_until_it_ends(
+    elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    there = tmp_path / ("another machine" if elsewhere else "home")
+    if elsewhere:
+        url = new_database(request.getfixturevalue("postgres"))
+        monkeypatch.setenv("FALAJ_DATABASE_URL", url)
+    monkeypatch.setenv("FALAJ_HOME", str(there))
+    program = ["infra.orchestration.checked", "sh", "-c", "echo begun; read -r _"]
+    run = Popen([sys.executable, "-m", *program], stdin=PIPE, stdout=PIPE, text=True)
+    with run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "begun\n"
+        home = tmp_path / "home"
+        monkeypatch.setenv("FALAJ_HOME", str(home))
+        with pytest.raises(ConfigurationError, match="here or on another"), nobody_else(home):
+            pass
+        run.communicate("\n")
+    with held_everywhere(home / USED, wait_s=60):  # the server noticed
+        pass
+    with nobody_else(home):
+        pass
 
 
 def test_a_server_file_stands_for_variables_and_the_environment_wins(tmp_path: Path) -> None:
