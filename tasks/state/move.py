@@ -1,8 +1,8 @@
 """Moving a state from one folder to the stores and databases of a server, all at once.
 
 It is a backup into the new location, which keeps content by its digest, and a restore from there
-into the databases and names of the server. So it goes on where it was cut off, all content is read
-again and compared, and the first backup is there already.
+into the databases and names of the server. So content is sent once where it was cut off, all of it
+is read again and compared, and the first backup is there already.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError, StorageError
+from tasks.kernel.location import Location
 from tasks.kernel.settings import SERVER_FILE, Settings
 from tasks.metadata.database import held_everywhere
+from tasks.metadata.identity import state_identity
 from tasks.state.backup import Say, back_up, check_empty, restore
-from tasks.state.contents import BUILDS, contents
+from tasks.state.contents import BUILDS, belongs, contents
 from tasks.state.databases import MLFLOW, OPERATION, Prepare
 from tasks.state.turns import USED
 
@@ -79,7 +81,9 @@ def examine(settings: Settings, target: Settings, redis: str | None) -> tuple[in
                 f"Redis at {host}:{port} does not answer ({exc}); expected host:port. "
                 "Nothing was changed"
             ) from exc
-    if location.read(MARK) != str(settings.home).encode():
+    if (mark := location.read(MARK)) is not None and mark != state_identity(settings).encode():
+        raise _taken(location)
+    if mark is None:
         # The folder is not empty, as it is what moves.
         check_empty(
             Settings(
@@ -95,6 +99,13 @@ def examine(settings: Settings, target: Settings, redis: str | None) -> tuple[in
     return len(sizes), sum(sizes)
 
 
+def _taken(location: Location) -> ConfigurationError:
+    return ConfigurationError(
+        f"{location.url} holds what was cut off of the move of another state; expected an empty "
+        "place. Nothing was changed; finish that move, or name another place"
+    )
+
+
 def migrate(
     settings: Settings, target: Settings, text: str, prepare: Mapping[str, Prepare], say: Say
 ) -> None:
@@ -104,16 +115,22 @@ def migrate(
         text: of `server.yaml`, kept beside the state.
 
     Raises:
+        ConfigurationError: another state is being moved there.
         StorageError, TransientError: a store does not answer, or refuses; the state is as it was.
     """
     location = target.location
     assert location is not None
-    location.write(MARK, str(settings.home).encode())
+    if not location.create(MARK, state_identity(settings).encode()):
+        raise _taken(location)
     backup = back_up(settings, location, prepare, say)
+    # The state may have been used since a move was cut off: of that one the content alone counts.
+    location.remove(name for name in location.entries("") if belongs(name))
     restore(target, location, backup, prepare, say, only_shared=True)
     files.write_atomically(settings.home / SERVER_FILE, text.encode(), private=True)
     for name in (OPERATION, MLFLOW):
         if (database := settings.home / name).exists():
-            database.replace(database.with_name(f"{database.name}.moved"))
+            for end in ("-wal", "-shm", ""):  # a killed process leaves rows in the first
+                with suppress(FileNotFoundError):
+                    Path(f"{database}{end}").replace(f"{database}.moved{end}")
             database.write_text(f"moved: see {SERVER_FILE}\n")
     location.remove([MARK])

@@ -3,9 +3,12 @@
 import json
 import os
 import shutil
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -24,7 +27,8 @@ from tasks.metadata.tables import models
 from tasks.registry.connection import ADDRESS, load_mlflow
 from tasks.state.backup import Kept, back_up, list_backups, read_backup
 from tasks.state.backup import restore as restore_state
-from tasks.state.move import nobody_else
+from tasks.state.move import examine, nobody_else
+from tasks.state.move import migrate as move
 from tasks.state.prune import plan_pruning
 from tasks.state.prune import prune as prune_state
 from tasks.state.turns import USED
@@ -265,6 +269,34 @@ def test_a_state_moves_to_a_server_and_from_there_to_a_folder(
 
 def cut_off(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_move_that_was_cut_off_takes_the_state_as_it_is_then(
+    grown: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = Location.of((tmp_path / "lake").as_uri())
+    target = replace(grown, location=location, database_url="postgresql://nobody@localhost:1/x")
+    segments = grown.home / "predictions" / "day"
+    segments.mkdir()
+    (segments / "a.parquet").touch()
+    monkeypatch.setattr("tasks.state.backup._share_links", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        move(grown, replace(target, database_url=None), "state: x", {}, nothing)
+    monkeypatch.undo()
+    with pytest.raises(ConfigurationError, match="the move of another state"):
+        examine(Settings(tmp_path / "other", tmp_path), target, None)
+    (segments / "a.parquet").rename(segments / "merged.parquet")
+    shutil.rmtree(grown.home / "artifacts" / "notes" / OLD)
+    notes = build_notes(grown.store, "another", OLD)
+    examined = open_database(grown.metadata_url).connect()  # so that SQLite's log stays
+    with transaction(open_database(grown.metadata_url)) as connection:
+        connection.execute(models.insert().values(model="late"))
+    move(grown, replace(target, database_url=None), "state: x", {}, nothing)
+    assert [*location.entries("predictions")] == ["predictions/day/merged.parquet"]
+    assert ArtifactStore(tmp_path / "b", location).find("notes", OLD, Notes) == notes
+    with closing(sqlite3.connect(f"{grown.metadata_file}.moved")) as moved:
+        assert ("late",) in moved.execute("SELECT model FROM falaj_governed").fetchall()
+    examined.close()
 
 
 def age_builds(home: Path) -> None:
