@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from tasks.kernel.errors import FalajError
 from tasks.kernel.settings import Settings
+from tasks.metadata.database import USED, held_everywhere
 from tasks.metadata.identity import check_state
-from tasks.state.turns import in_use
 
 EXIT_WRONG_STATE = 3
 
@@ -26,7 +26,7 @@ def main(command: Sequence[str]) -> int:
     try:
         settings = Settings.from_environment()
         check_state(settings)
-        with in_use(settings.home) as descriptors:
+        with held_everywhere(settings.home / USED, shared=True) as descriptors:
             for each in descriptors:
                 os.set_inheritable(each, True)
             os.execvp(words[0], words)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -23,9 +23,6 @@ from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import locked, private_folder
 from tasks.metadata.tables import VERSION, VERSION_TABLE
 
-if TYPE_CHECKING:
-    import psycopg
-
 ANSWER_WITHIN_S = 60.0
 """Longest wait for locks; in PostgreSQL also for a statement."""
 CONNECT_WITHIN_S = 10
@@ -33,6 +30,8 @@ CONNECT_WITHIN_S = 10
 KEEP_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4}
 LOCK_POLL_S = 0.1
 SCHEMA_LOCK = 0x46414C41  # of PostgreSQL's advisory locks; whoever migrates holds it
+USED = "used.lock"
+"""File of the state folder; runs share its lock, and who may have no run beside it holds it."""
 READS_ONLY = "falaj_reads_only"
 MIGRATIONS = Path(__file__).with_name("migrations")
 COPY = "before-migration-of-{}.db"
@@ -155,7 +154,7 @@ def advisory_lock(
                 time.sleep(LOCK_POLL_S)
         except DBAPIError as exc:
             raise _explained(exc, engine) from exc
-        yield cast("psycopg.Connection", connection.connection.driver_connection).fileno()
+        yield int(connection.connection.fileno())
 
 
 def database_now(connection: Connection) -> datetime:

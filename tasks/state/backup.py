@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import count
@@ -21,15 +22,18 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ValidationError
 
 from tasks.kernel import files
-from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, TransientError
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
 from tasks.metadata.database import held_everywhere
 from tasks.state import contents as state
 from tasks.state.databases import Prepare, copy_sqlite, dump, is_empty, is_sqlite, load, servers
-from tasks.state.turns import Sign, under_way
 
 RESTORING = ".restoring"
+LOCK = f"{state.BACKUPS}.lock"
+KILLED_AFTER_S = {"backup": 86_400, "prune": 3600}
+"""Without a sign. A backup gives none while it sends one file, which may take hours."""
+SIGN_EVERY_S = 60
 NUM_THREADS = 8
 SETTLED_S = 10
 """A file is read again that changed so shortly before the last backup: it may have changed since
@@ -66,6 +70,49 @@ class Backup(BaseModel):
     def num_bytes(self) -> int:
         """Of all files."""
         return sum(kept.num_bytes for kept in self.files.values())
+
+
+@contextmanager
+def under_way(location: Location, kind: str) -> Iterator[Callable[..., None]]:
+    """Keep prunes of a location out while a backup is made there, and everybody during a prune.
+
+    A place of backups may have no database with locks, so each writes its name and a moment into
+    one object there, again and again. One that was killed does not, and counts no more after a
+    while. One that was taken for killed finds its name gone before it relies on anything.
+
+    Yields:
+        What gives a sign where one is due; to be called before each step, and with `True` before
+        what must be sure.
+
+    Raises:
+        TransientError: others are at work, or took this one for killed; also when a sign is given.
+    """
+    me, due = f"{kind} of {os.uname().nodename}, {os.urandom(4).hex()}", 0.0
+
+    def noted(old: bytes | None, *, stays: bool = True) -> bytes:
+        now, there = time.time(), json.loads(old or b"{}")
+        there = {n: at for n, at in there.items() if now - at < KILLED_AFTER_S[n.split()[0]]}
+        mine = there.pop(me, None)
+        other = next((n for n in there if "prune" in (kind, n.split()[0])), None)
+        if stays and (other or (due and not mine)):
+            raise TransientError(
+                f"{location.url}: a {other or 'prune'} is under way or was, expected none beside "
+                f"this {kind}, which ended; what it did is whole. Run it again after the other; "
+                f"after one that was killed, wait an hour (a day: a backup) or remove {LOCK} there"
+            )
+        return json.dumps({**there, me: now} if stays else there).encode()
+
+    def sign(now: bool = False) -> None:
+        nonlocal due
+        if now or time.monotonic() >= due:
+            location.change(LOCK, noted)
+            due = time.monotonic() + SIGN_EVERY_S
+
+    sign(True)
+    try:
+        yield sign
+    finally:
+        location.change(LOCK, lambda old: noted(old, stays=False))
 
 
 def list_backups(location: Location) -> list[str]:
@@ -115,25 +162,16 @@ def back_up(
         TransientError, StorageError: one of the stores or databases does not answer, or refuses;
             or a prune removes content of the target.
     """
-    with under_way(target, "backup") as sign:
-        return _back_up(settings, target, prepare, say, sign, secrets=secrets)
-
-
-def _back_up(
-    settings: Settings,
-    target: Location,
-    prepare: Mapping[str, Prepare],
-    say: Say,
-    sign: Sign,
-    *,
-    secrets: bool,
-) -> Backup:
-    last = None
-    with suppress(ConfigurationError, ArtifactError):  # there is none, or its list is damaged
-        last = read_backup(target)
-    sender = _Sender(target, last, sign)
     backup = Backup(made=datetime.now(UTC), release=version("falaj"), secrets=secrets, files={})
-    with files.scratch_folder("falaj-backup") as scratch, ThreadPoolExecutor(NUM_THREADS) as pool:
+    with (
+        under_way(target, "backup") as sign,
+        files.scratch_folder("falaj-backup") as scratch,
+        ThreadPoolExecutor(NUM_THREADS) as pool,
+    ):
+        last = None
+        with suppress(ConfigurationError, ArtifactError):  # there is none, or its list is damaged
+            last = read_backup(target)
+        sender = _Sender(target, last, sign)
         sender.scratch = scratch
         for wanted in range(state.BUILDS + 1):
             found = dict(state.contents(settings, wanted, secrets=secrets))
@@ -154,15 +192,15 @@ def _back_up(
                 kept = zip((name for name, _ in ordered), sent, strict=True)
                 backup.files.update({name: each for name, each in kept if each is not None})
             say(f"{len(backup.files)} files, {sender.num_sent} bytes sent")
-    sign(now=True)
-    target.create(f"{state.BACKUPS}/{backup.name}.json", backup.model_dump_json().encode())
+        sign(True)
+        target.create(f"{state.BACKUPS}/{backup.name}.json", backup.model_dump_json().encode())
     return backup
 
 
 class _Sender:
     """Sends the content of files that a location lacks."""
 
-    def __init__(self, target: Location, last: Backup | None, sign: Sign) -> None:
+    def __init__(self, target: Location, last: Backup | None, sign: Callable[[], None]) -> None:
         self.target, self.num_sent, self.sign = target, 0, sign
         self.last = last.files if last else {}
         self.settled = last.made.timestamp() - SETTLED_S if last else 0

@@ -10,19 +10,18 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError, StorageError
-from tasks.kernel.location import Location
 from tasks.kernel.settings import SERVER_FILE, Settings
-from tasks.metadata.database import held_everywhere
+from tasks.metadata.database import USED, held_everywhere
 from tasks.metadata.identity import state_identity
 from tasks.state.backup import Say, back_up, check_empty, restore
 from tasks.state.contents import BUILDS, belongs, contents
 from tasks.state.databases import MLFLOW, OPERATION, Prepare
-from tasks.state.turns import USED
 
 MARK = ".migrating"
 PLATFORM_LOCKS = ("platform/lock", "serving/server*.lock", "edge/running.lock")
@@ -81,15 +80,10 @@ def examine(settings: Settings, target: Settings, redis: str | None) -> tuple[in
                 f"Redis at {host}:{port} does not answer ({exc}); expected host:port. "
                 "Nothing was changed"
             ) from exc
-    if (mark := location.read(MARK)) is not None and mark != state_identity(settings).encode():
-        raise _taken(location)
-    if mark is None:
+    mark = location.read(MARK)
+    if mark is None or mark != state_identity(settings).encode():
         # The folder is not empty, as it is what moves.
-        check_empty(
-            Settings(
-                settings.home / MARK, target.feature_repo, "", target.database_url, None, location
-            )
-        )
+        check_empty(replace(target, home=settings.home / MARK))
     sizes = [
         source.lstat().st_size
         for wanted in range(BUILDS + 1)
@@ -97,13 +91,6 @@ def examine(settings: Settings, target: Settings, redis: str | None) -> tuple[in
         if isinstance(source, Path)
     ]
     return len(sizes), sum(sizes)
-
-
-def _taken(location: Location) -> ConfigurationError:
-    return ConfigurationError(
-        f"{location.url} holds what was cut off of the move of another state; expected an empty "
-        "place. Nothing was changed; finish that move, or name another place"
-    )
 
 
 def migrate(
@@ -115,13 +102,11 @@ def migrate(
         text: of `server.yaml`, kept beside the state.
 
     Raises:
-        ConfigurationError: another state is being moved there.
         StorageError, TransientError: a store does not answer, or refuses; the state is as it was.
     """
     location = target.location
     assert location is not None
-    if not location.create(MARK, state_identity(settings).encode()):
-        raise _taken(location)
+    location.write(MARK, state_identity(settings).encode())
     backup = back_up(settings, location, prepare, say)
     # The state may have been used since a move was cut off: of that one the content alone counts.
     location.remove(name for name in location.entries("") if belongs(name))
@@ -129,8 +114,8 @@ def migrate(
     files.write_atomically(settings.home / SERVER_FILE, text.encode(), private=True)
     for name in (OPERATION, MLFLOW):
         if (database := settings.home / name).exists():
-            for end in ("-wal", "-shm", ""):  # a killed process leaves rows in the first
-                with suppress(FileNotFoundError):
-                    Path(f"{database}{end}").replace(f"{database}.moved{end}")
+            if (log := Path(f"{database}-wal")).exists():  # a killed process leaves rows in it
+                log.replace(f"{database}.moved-wal")
+            database.replace(f"{database}.moved")
             database.write_text(f"moved: see {SERVER_FILE}\n")
     location.remove([MARK])

@@ -20,10 +20,9 @@ from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.settings import ARTIFACTS, STAGING, VALUE, Build, Settings
-from tasks.state.backup import list_backups, read_backup
+from tasks.state.backup import list_backups, read_backup, under_way
 from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Source, contents
 from tasks.state.databases import all_text
-from tasks.state.turns import Sign, under_way
 
 Key = tuple[str, str]
 _URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
@@ -95,12 +94,9 @@ def plan_pruning(
         for name, entry in place.entries(prefix).items()
         if entry.changed < oldest
     }
-    for location in {settings.location, backups} - {None}:
-        assert location is not None
-        gone = list_backups(location)[:-keep] if location == backups else []
-        found.backups += gone
-        unnamed = _unnamed(location, found, settings)
-        found.objects |= {(location, name): size for name, size in unnamed.items()}
+    found.backups = list_backups(backups)[:-keep] if backups else []
+    for location in _places(settings, backups):
+        found.objects |= _unnamed(location, found, settings)
     return found
 
 
@@ -112,34 +108,31 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
             backup is made into one of the locations.
     """
     with ExitStack() as held:
-        places = {each for each in (settings.location, backups) if each is not None}
+        places = _places(settings, backups)
         signs = {place: held.enter_context(under_way(place, "prune")) for place in places}
-        _remove(settings, found, backups, signs)
-
-
-def _remove(
-    settings: Settings, found: Pruning, backups: Location | None, signs: dict[Location, Sign]
-) -> None:
-    for name in found.builds:
-        folder = settings.home / ARTIFACTS / name
-        if settings.location is not None:
-            settings.location.remove([f"{ARTIFACTS}/{name}.json"])
-        if folder.exists():  # what is left of it where this is cut off is removed by the next
-            with files.scratch_folder(STAGING, folder.parent) as aside:
-                folder.rename(aside / folder.name)
-    for path in found.logs:
-        path.unlink(missing_ok=True)
-    for place, name in found.results:
-        place.remove([name])
-    if backups is not None:
-        backups.remove(f"{BACKUPS}/{name}.json" for name in found.backups)
-    for location, sign in signs.items():
-        still = _unnamed(location, found, settings)
-        sign(now=True)  # reading all records may have taken long
-        for name in still:
-            if (location, name) in found.objects:
+        for name in found.builds:
+            folder = settings.home / ARTIFACTS / name
+            if settings.location is not None:
+                settings.location.remove([f"{ARTIFACTS}/{name}.json"])
+            if folder.exists():  # what is left of it where this is cut off is removed by the next
+                with files.scratch_folder(STAGING, folder.parent) as aside:
+                    folder.rename(aside / folder.name)
+        for path in found.logs:
+            path.unlink(missing_ok=True)
+        for place, name in found.results:
+            place.remove([name])
+        if backups is not None:
+            backups.remove(f"{BACKUPS}/{name}.json" for name in found.backups)
+        for location, sign in signs.items():
+            still = _unnamed(location, found, settings)
+            sign(True)  # reading all records may have taken long
+            for _, name in still.keys() & found.objects.keys():
                 sign()
                 location.remove([name])
+
+
+def _places(settings: Settings, backups: Location | None) -> set[Location]:
+    return {each for each in (settings.location, backups) if each is not None}
 
 
 def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
@@ -162,10 +155,19 @@ def _shared_builds(location: Location | None) -> Iterator[tuple[str, Build]]:
 
 def _roots(settings: Settings, keep: int) -> Iterator[str]:
     """Text that names what has to stay."""
-    yield from _rows(settings)
+    runs, is_known = set[str](), settings.location is None
     for name, source in contents(settings, MODELS):
+        runs.update(_RUN.findall(name))
         if name.endswith(".json"):
             yield _text(source)
+    for text in all_text(settings):
+        is_known = is_known or not runs or not runs.isdisjoint(text.split("\n"))
+        yield text
+    if not is_known:
+        raise ConfigurationError(
+            f"{settings.location}: this process has no database, or one without its {len(runs)} "
+            "runs; set FALAJ_DATABASE_URL as its other machines have it. Nothing was changed"
+        )
     for name, source in contents(settings, POINTERS):
         if isinstance(source, Path) and source.is_symlink():
             pointed = source.readlink().as_posix()
@@ -181,23 +183,6 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
             reports.setdefault(str(path.parent.parent), []).append((name, source))
     for each in reports.values():
         yield from (_text(source) for _, source in sorted(each, key=lambda r: r[0])[-keep:])
-
-
-def _rows(settings: Settings) -> Iterator[str]:
-    """Text of the databases, which have to be those of the location."""
-    of_location = contents(settings, MODELS) if settings.location is not None else ()
-    runs = {run for name, _ in of_location for run in _RUN.findall(name)}
-    is_known, num_rows = not runs, 0
-    for text in all_text(settings):
-        num_rows += 1
-        is_known = is_known or not runs.isdisjoint(text.split("\n"))
-        yield text
-    if settings.location is not None and not (num_rows and is_known):
-        raise ConfigurationError(
-            f"{settings.location.url} is the state of another database: the one of this process "
-            f"has {num_rows} rows, and names none of {len(runs)} runs whose models are there. Set "
-            "FALAJ_DATABASE_URL as its other machines have it. Nothing was changed"
-        )
 
 
 def _text(source: Source) -> str:
@@ -230,7 +215,9 @@ def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> 
         live |= named | made_from
 
 
-def _unnamed(location: Location, found: Pruning, settings: Settings) -> dict[str, int]:
+def _unnamed(
+    location: Location, found: Pruning, settings: Settings
+) -> dict[tuple[Location, str], int]:
     """Content of a location that no build or backup names which stays."""
     gone = {f"{ARTIFACTS}/{name}.json" for name in found.builds}
     named = set()
@@ -242,7 +229,7 @@ def _unnamed(location: Location, found: Pruning, settings: Settings) -> dict[str
             named |= {kept.sha256 for kept in read_backup(location, name).files.values()}
     oldest = datetime.now(UTC) - UPLOAD_LIMIT
     return {
-        name: entry.num_bytes
+        (location, name): entry.num_bytes
         for name, entry in location.entries(OBJECTS).items()
         if PurePosixPath(name).name not in named and entry.changed < oldest
     }

@@ -22,7 +22,7 @@ from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.settings import ArtifactStore, Settings, server_environment
-from tasks.metadata.database import held_everywhere, open_database, transaction
+from tasks.metadata.database import USED, held_everywhere, open_database, transaction
 from tasks.metadata.tables import models
 from tasks.registry.connection import ADDRESS, load_mlflow
 from tasks.state.backup import Kept, back_up, list_backups, read_backup
@@ -31,7 +31,6 @@ from tasks.state.move import examine, nobody_else
 from tasks.state.move import migrate as move
 from tasks.state.prune import plan_pruning
 from tasks.state.prune import prune as prune_state
-from tasks.state.turns import USED
 from tests.support.services.servers import new_database, postgres_server
 from tests.support.state import Notes, build_notes
 
@@ -275,23 +274,23 @@ def test_a_move_that_was_cut_off_takes_the_state_as_it_is_then(
     grown: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = Location.of((tmp_path / "lake").as_uri())
-    target = replace(grown, location=location, database_url="postgresql://nobody@localhost:1/x")
+    target = replace(grown, location=location)
     segments = grown.home / "predictions" / "day"
     segments.mkdir()
     (segments / "a.parquet").touch()
     monkeypatch.setattr("tasks.state.backup._share_links", cut_off)
     with pytest.raises(KeyboardInterrupt):
-        move(grown, replace(target, database_url=None), "state: x", {}, nothing)
+        move(grown, target, "state: x", {}, nothing)
     monkeypatch.undo()
-    with pytest.raises(ConfigurationError, match="the move of another state"):
-        examine(Settings(tmp_path / "other", tmp_path), target, None)
+    with pytest.raises(ConfigurationError, match="holds state already"):
+        examine(Settings(tmp_path / "x", tmp_path), replace(target, database_url="-"), None)
     (segments / "a.parquet").rename(segments / "merged.parquet")
     shutil.rmtree(grown.home / "artifacts" / "notes" / OLD)
     notes = build_notes(grown.store, "another", OLD)
     examined = open_database(grown.metadata_url).connect()  # so that SQLite's log stays
     with transaction(open_database(grown.metadata_url)) as connection:
         connection.execute(models.insert().values(model="late"))
-    move(grown, replace(target, database_url=None), "state: x", {}, nothing)
+    move(grown, target, "state: x", {}, nothing)
     assert [*location.entries("predictions")] == ["predictions/day/merged.parquet"]
     assert ArtifactStore(tmp_path / "b", location).find("notes", OLD, Notes) == notes
     with closing(sqlite3.connect(f"{grown.metadata_file}.moved")) as moved:
@@ -344,28 +343,23 @@ def test_content_of_a_location_goes_when_no_build_or_backup_names_it(
     assert not location.entries("objects")
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("machine", ["home", "another"])
 def test_what_a_work_pool_runs_keeps_prunes_out_until_it_ends(
-    elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    machine: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = tmp_path / ("another machine" if elsewhere else "home")
-    if elsewhere:
-        url = new_database(request.getfixturevalue("postgres"))
-        monkeypatch.setenv("FALAJ_DATABASE_URL", url)
-    monkeypatch.setenv("FALAJ_HOME", str(there))
+    home = tmp_path / "home"
+    if machine != "home":
+        monkeypatch.setenv("FALAJ_DATABASE_URL", new_database(postgres))
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / machine))
     program = ["infra.orchestration.checked", "sh", "-c", "echo begun; read -r _"]
-    run = Popen([sys.executable, "-m", *program], stdin=PIPE, stdout=PIPE, text=True)
-    with run:
+    with Popen([sys.executable, "-m", *program], stdin=PIPE, stdout=PIPE) as run:
         assert run.stdout is not None
-        assert run.stdout.readline() == "begun\n"
-        home = tmp_path / "home"
+        assert run.stdout.readline() == b"begun\n"
         monkeypatch.setenv("FALAJ_HOME", str(home))
         with pytest.raises(ConfigurationError, match="here or on another"), nobody_else(home):
             pass
-        run.communicate("\n")
+        run.communicate(b"\n")
     with held_everywhere(home / USED, wait_s=60):  # the server noticed
-        pass
-    with nobody_else(home):
         pass
 
 
