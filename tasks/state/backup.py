@@ -180,10 +180,7 @@ class _Sender:
             aside.unlink(missing_ok=True)
 
     def _file(self, name: str, path: Path, aside: Path) -> Kept:
-        if path.is_symlink():
-            link = os.readlink(path)
-            if os.path.isabs(link):
-                link = os.path.relpath(path.resolve(), path.parent.resolve())
+        if link := state.link_of(path, name):
             return Kept(link=link)
         seen = path.stat()
         fixed = state.order(name) in (state.MODELS, state.BUILDS) and name.count("/") > 2

@@ -7,10 +7,14 @@ what is being built are not of the state, nor are secrets, unless they are asked
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tasks.kernel import files
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.settings import ARTIFACTS, SERVER_FILE, SHARED, VALUE, Build, Settings
 
@@ -82,14 +86,44 @@ def contents(
     if settings.location is not None:
         shared = dict(_shared(settings.location, wanted, secrets=secrets))
         yield from sorted(shared.items())
-    for path in sorted(settings.home.rglob("*")):
-        name = path.relative_to(settings.home).as_posix()
+    for name in _names(settings.home):
         if order(name) != wanted or not belongs(name, secrets=secrets) or name in shared:
             continue
-        if settings.location is not None and not LOCAL & {*name.split("/")}:
-            continue
-        if path.is_symlink() or path.is_file():
-            yield name, path
+        if settings.location is None or LOCAL & {*name.split("/")}:
+            yield name, settings.home / name
+
+
+def link_of(path: Path, name: str) -> str:
+    """Where a link of this name leads within the state; empty where it leads out, or is none."""
+    if not path.is_symlink():
+        return ""
+    link = os.readlink(path)
+    if os.path.isabs(link):
+        link = os.path.relpath(path.resolve(), path.parent.resolve())
+    # Below a folder that is a link itself, what `..` means is not what the name says.
+    is_true = Path(os.path.normpath(path.parent / link)).resolve() == path.resolve()
+    return link if is_true and files.is_inside(name, link) else ""
+
+
+def _names(home: Path, folder: str = "") -> Iterator[str]:
+    """Names below a folder. What a link leads to elsewhere is of the state, as if it lay here.
+
+    Raises:
+        ConfigurationError: a link leads to what is not there, such as a disk that is not mounted.
+    """
+    with suppress(FileNotFoundError, PermissionError):  # it was removed meanwhile, or is another's
+        for entry in sorted(os.scandir(home / folder), key=lambda e: e.name):
+            name, path, is_link = f"{folder}{entry.name}", Path(entry.path), entry.is_symlink()
+            leads_out = is_link and not link_of(path, name) and belongs(name)
+            if leads_out and not path.exists():
+                raise ConfigurationError(
+                    f"{path} leads to {os.readlink(path)}, which is not there; expected what the "
+                    "state has there. Mount it, or remove the link. Nothing was changed"
+                )
+            if entry.is_dir(follow_symlinks=leads_out):
+                yield from _names(home, f"{name}/")
+            elif is_link or entry.is_file():
+                yield name
 
 
 def _shared(location: Location, wanted: int, *, secrets: bool) -> Iterator[tuple[str, Source]]:

@@ -142,6 +142,23 @@ def test_a_backup_is_restored_under_another_path(
         restore(target.url, context=Context(there))
 
 
+def test_what_a_linked_folder_holds_is_of_the_state(grown: Settings, tmp_path: Path) -> None:
+    target, elsewhere = Location.of((tmp_path / "backups").as_uri()), tmp_path / "large-disk"
+    (grown.home / "artifacts").rename(elsewhere)
+    (grown.home / "artifacts").symlink_to(elsewhere)
+    made = back_up(grown, target, {}, nothing)
+    there = Settings(tmp_path / "elsewhere", tmp_path)
+    restore_state(there, target, made, {}, nothing)
+    check_same(there)
+    assert (there.home / "feature_tables" / "current").readlink() == Path(
+        f"../artifacts/tables/{KEPT}/features"
+    )
+    elsewhere.rename(tmp_path / "not-mounted")
+    with pytest.raises(ConfigurationError, match="which is not there"):
+        back_up(grown, target, {}, nothing)
+    assert list_backups(target) == [made.name]
+
+
 def test_damage_is_seen_and_what_was_cut_off_goes_on(
     grown: Settings, target: Location, tmp_path: Path
 ) -> None:
