@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ValidationError
 
 from tasks.kernel import files
-from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, TransientError
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
 from tasks.metadata.database import held_everywhere
@@ -29,7 +29,7 @@ from tasks.state import contents as state
 from tasks.state.databases import Prepare, copy_sqlite, dump, is_empty, is_sqlite, load, servers
 
 RESTORING = ".restoring"
-NUM_THREADS = 8
+NUM_THREADS, LISTINGS = 8, 10
 SETTLED_S = 10
 """A file is read again that changed so shortly before the last backup: it may have changed since
 within one tick of its clock."""
@@ -121,23 +121,17 @@ def back_up(
     with files.scratch_folder("falaj-backup") as scratch, ThreadPoolExecutor(NUM_THREADS) as pool:
         sender.scratch = scratch
         for wanted in range(state.BUILDS + 1):
-            found = dict(state.contents(settings, wanted, secrets=secrets))
-            if wanted == state.DATABASES:
-                for name, url in servers(settings).items():
-                    found[name] = copy = scratch / PurePosixPath(name).name
-                    dump(name, url, copy, prepare)
-            with ExitStack() as held:
-                for folder in {str(PurePosixPath(n).parent) for n in found if "audit/" in n}:
-                    # Its head and its lines belong together.
-                    held.enter_context(
-                        held_everywhere(settings.home / folder / "lock", shared=True)
-                    )
-                # What operation names is in MLflow's database, so that is read later.
-                ordered = sorted(found.items(), reverse=wanted == state.DATABASES)
-                workers = map if wanted == state.DATABASES else pool.map
-                sent = workers(lambda item: sender.send(*item), ordered)
-                kept = zip((name for name, _ in ordered), sent, strict=True)
-                backup.files.update({name: each for name, each in kept if each is not None})
+
+            def listed(wanted: int = wanted) -> dict[str, state.Source]:
+                found = dict(state.contents(settings, wanted, secrets=secrets))
+                if wanted == state.DATABASES:
+                    for name, url in servers(settings).items():
+                        found[name] = copy = scratch / PurePosixPath(name).name
+                        dump(name, url, copy, prepare)
+                return found
+
+            ordered = wanted == state.DATABASES
+            backup.files |= sender.send_all(listed, settings.home, None if ordered else pool)
             say(f"{len(backup.files)} files, {sender.num_sent} bytes sent")
     target.create(f"{state.BACKUPS}/{backup.name}.json", backup.model_dump_json().encode())
     return backup
@@ -152,6 +146,39 @@ class _Sender:
         self.settled = last.made.timestamp() - SETTLED_S if last else 0
         self.there = {name: e.num_bytes for name, e in target.entries(OBJECTS).items()}
         self.scratch, self.numbers = Path(), count()
+
+    def send_all(
+        self,
+        listed: Callable[[], dict[str, state.Source]],
+        home: Path,
+        pool: ThreadPoolExecutor | None,
+    ) -> dict[str, Kept]:
+        """Send what is listed; where some was removed meanwhile, also what has come in its place.
+
+        Args:
+            pool: None: one after the other.
+
+        Raises:
+            TransientError: some was removed each time.
+        """
+        kept: dict[str, Kept] = {}
+        for _ in range(LISTINGS):
+            found = listed()
+            # What operation names is in MLflow's database, so that is read later.
+            lacking = sorted(found.keys() - kept.keys(), reverse=pool is None)
+            with ExitStack() as held:
+                for folder in {str(PurePosixPath(n).parent) for n in found if "audit/" in n}:
+                    # Its head and its lines belong together.
+                    held.enter_context(held_everywhere(home / folder / "lock", shared=True))
+                sent = (pool.map if pool else map)(lambda n, of=found: self.send(n, of[n]), lacking)
+                new = {name: each for name, each in zip(lacking, sent, strict=True) if each}
+            kept = {name: each for name, each in kept.items() if name in found} | new
+            if not (gone := found.keys() - kept.keys()):
+                return kept
+        raise TransientError(
+            f"{home}: of what was listed, some was removed {LISTINGS} times, such as {min(gone)}; "
+            "expected all of it. No backup was made; run again"
+        )
 
     def send(self, name: str, source: state.Source) -> Kept | None:
         """None where the file was removed meanwhile."""

@@ -6,7 +6,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ from tasks.kernel.settings import ArtifactStore, Settings, server_environment
 from tasks.metadata.database import open_database, transaction
 from tasks.metadata.tables import models
 from tasks.registry.connection import ADDRESS, load_mlflow
+from tasks.state import contents
 from tasks.state.backup import Kept, back_up, list_backups, read_backup
 from tasks.state.backup import restore as restore_state
 from tasks.state.prune import plan_pruning
@@ -157,6 +159,29 @@ def test_what_a_linked_folder_holds_is_of_the_state(grown: Settings, tmp_path: P
     with pytest.raises(ConfigurationError, match="which is not there"):
         back_up(grown, target, {}, nothing)
     assert list_backups(target) == [made.name]
+
+
+def test_segments_that_are_merged_during_a_backup_are_in_it(
+    grown: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = grown.home / "predictions" / "model=m" / "day=2026-01-01"
+    day.mkdir(parents=True)
+    small = [day / f"s{number}.parquet" for number in range(3)]
+    for file in small:
+        file.write_text("row")
+    listing = contents.contents
+
+    def listed(*args: Any, **named: Any) -> Iterator[Any]:
+        yield from [*listing(*args, **named)]
+        if args[1] == contents.OTHERS:
+            (day / "merged.parquet").write_text("rowrowrow")
+            for file in small:
+                file.unlink(missing_ok=True)
+
+    monkeypatch.setattr("tasks.state.backup.state.contents", listed)
+    made = back_up(grown, Location.of((tmp_path / "backups").as_uri()), {}, nothing)
+    there = [PurePosixPath(name).name for name in made.files if "day=" in name]
+    assert there == ["merged.parquet"]
 
 
 def test_damage_is_seen_and_what_was_cut_off_goes_on(
