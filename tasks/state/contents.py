@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tasks.kernel import files
-from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import OBJECTS, Location
+from tasks.kernel.parts import PARTIAL
 from tasks.kernel.settings import ARTIFACTS, SERVER_FILE, SHARED, VALUE, Build, Settings
 
-BACKUPS = "backups"
+BACKUPS, RESTORING = "backups", ".restoring"
 WHOLE = (f"{ARTIFACTS}/", "mlflow/artifacts/")
-"""Folders of which all but hidden files belong to the state, whatever their names."""
+"""Folders of which all belongs to the state, whatever its name."""
 PASSING = {"spill", "leases", "logs", "writers", "replicas", BACKUPS, OBJECTS}
 PASSING_FILES = {"state.json", "endpoint.json", "ports.json", "server.json", "paused.json"}
-PASSING_FILES |= {"s3-access.json"}  # keys, of a run under way
-PASSING_FILES |= {"identity"}  # what is restored is another state, as a copied folder is
+# Keys, of a run under way. What is restored is another state, as a copied folder is.
+PASSING_FILES |= {"s3-access.json", "identity"}
 PASSING_ENDS = ("lock", ".pid", ".sock", "-wal", "-shm", "-journal", ".log", ".moved")
 SECRETS = {"secrets", "secret", "certificates"}
 SECRET_ENDS = (".key", ".pem")
@@ -55,6 +55,8 @@ Source = Path | Shared | bytes
 def belongs(name: str, *, secrets: bool = False) -> bool:
     """Whether a file of this name is part of the state."""
     parts = PurePosixPath(name).parts
+    if parts[0] == ARTIFACTS and len(parts) > 3 and not parts[2].startswith("."):
+        return parts[3] not in (SHARED, PARTIAL)  # whatever else is in a build is of it
     if any(part.startswith(".") for part in parts) or parts[0] == SERVER_FILE:
         return False
     if name.startswith(WHOLE):
@@ -106,20 +108,11 @@ def link_of(path: Path, name: str) -> str:
 
 
 def _names(home: Path, folder: str = "") -> Iterator[str]:
-    """Names below a folder. What a link leads to elsewhere is of the state, as if it lay here.
-
-    Raises:
-        ConfigurationError: a link leads to what is not there, such as a disk that is not mounted.
-    """
+    """Names below a folder. What a link leads to elsewhere is of the state, as if it lay here."""
     with suppress(FileNotFoundError, PermissionError):  # it was removed meanwhile, or is another's
         for entry in sorted(os.scandir(home / folder), key=lambda e: e.name):
-            name, path, is_link = f"{folder}{entry.name}", Path(entry.path), entry.is_symlink()
-            leads_out = is_link and not link_of(path, name) and belongs(name)
-            if leads_out and not path.exists():
-                raise ConfigurationError(
-                    f"{path} leads to {os.readlink(path)}, which is not there; expected what the "
-                    "state has there. Mount it, or remove the link. Nothing was changed"
-                )
+            name, is_link = f"{folder}{entry.name}", entry.is_symlink()
+            leads_out = is_link and not link_of(Path(entry.path), name) and belongs(name)
             if entry.is_dir(follow_symlinks=leads_out):
                 yield from _names(home, f"{name}/")
             elif is_link or entry.is_file():

@@ -20,7 +20,7 @@ from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.settings import ARTIFACTS, STAGING, VALUE, Build, Settings
 from tasks.state.backup import list_backups, read_backup
 from tasks.state.contents import BACKUPS, MODELS, OTHERS, POINTERS, WHOLE, Source, contents
-from tasks.state.databases import all_text
+from tasks.state.databases import all_text, name_of_state
 
 Key = tuple[str, str]
 _URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
@@ -89,8 +89,8 @@ def plan_pruning(
     }
     for location in {settings.location, backups} - {None}:
         assert location is not None
-        gone = list_backups(location)[:-keep] if location == backups else []
-        found.backups += gone
+        if location == backups:
+            found.backups += list_backups(location, name_of_state(settings))[:-keep]
         unnamed = _unnamed(location, found, settings)
         found.objects |= {(location, name): size for name, size in unnamed.items()}
     return found

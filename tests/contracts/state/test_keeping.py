@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from falaj.context import Context
 from falaj.state import _prepare, backup, migrate, restore
 from tasks.features.access.audit import AuditTrail
-from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.settings import ArtifactStore, Settings, server_environment
 from tasks.metadata.database import open_database, transaction
@@ -24,6 +24,7 @@ from tasks.registry.connection import ADDRESS, load_mlflow
 from tasks.state import contents
 from tasks.state.backup import Kept, back_up, list_backups, read_backup
 from tasks.state.backup import restore as restore_state
+from tasks.state.databases import copy_sqlite, name_of_state
 from tasks.state.prune import plan_pruning
 from tasks.state.prune import prune as prune_state
 from tests.support.services.servers import new_database, postgres_server
@@ -146,6 +147,9 @@ def test_a_backup_is_restored_under_another_path(
 
 def test_what_a_linked_folder_holds_is_of_the_state(grown: Settings, tmp_path: Path) -> None:
     target, elsewhere = Location.of((tmp_path / "backups").as_uri()), tmp_path / "large-disk"
+    (grown.home / "artifacts" / "notes" / KEPT / "model").mkdir()
+    for name in (".hidden", "lock"):
+        (grown.home / "artifacts" / "notes" / KEPT / "model" / name).touch()
     (grown.home / "artifacts").rename(elsewhere)
     (grown.home / "artifacts").symlink_to(elsewhere)
     made = back_up(grown, target, {}, nothing)
@@ -155,8 +159,9 @@ def test_what_a_linked_folder_holds_is_of_the_state(grown: Settings, tmp_path: P
     assert (there.home / "feature_tables" / "current").readlink() == Path(
         f"../artifacts/tables/{KEPT}/features"
     )
+    assert len([*(there.home / "artifacts" / "notes" / KEPT / "model").iterdir()]) == 2
     elsewhere.rename(tmp_path / "not-mounted")
-    with pytest.raises(ConfigurationError, match="which is not there"):
+    with pytest.raises(TransientError, match="mount where it leads"):
         back_up(grown, target, {}, nothing)
     assert list_backups(target) == [made.name]
 
@@ -195,7 +200,19 @@ def test_damage_is_seen_and_what_was_cut_off_goes_on(
     with pytest.raises(ArtifactError, match="changed or damaged"):
         restore_state(there, target, made, {}, nothing)
     assert not (there.home / "artifacts").exists()
-    target.write(object_, b"hello")
+    with pytest.raises(ConfigurationError, match="has not ended; run it again"):
+        backup(target.url, context=Context(there))
+    target.remove([object_])
+    shared = Settings(tmp_path / "s", tmp_path, location=Location.of((tmp_path / "l").as_uri()))
+    with pytest.raises(ArtifactError, match="Remove it, run `falaj backup`"):
+        restore_state(shared, target, made, {}, nothing)
+    assert not (tmp_path / "l").exists()
+    back_up(grown, target, {}, nothing)
+    work = there.home / "work.json"
+    work.touch()
+    with pytest.raises(ConfigurationError, match=r"state already, such as work\.json"):
+        restore_state(there, target, made, {}, nothing)
+    work.unlink()
     restore_state(there, target, made, {}, nothing)
     assert not (there.home / ".restoring").exists()
     check_same(there)
@@ -258,6 +275,25 @@ def test_keys_of_a_run_under_way_and_a_list_that_is_damaged_stop_no_backup(
     made = back_up(grown, target, {}, nothing)
     assert f"artifacts/notes/{KEPT}/note.txt" in made.files
     assert not [name for name in made.files if "s3-access" in name]
+
+
+def test_an_empty_state_is_refused_and_two_states_do_not_mix(
+    grown: Settings, databases: Path, tmp_path: Path
+) -> None:
+    target, empty = Location.of((tmp_path / "backups").as_uri()), tmp_path / "mistyped"
+    with pytest.raises(ConfigurationError, match="holds no state"):
+        back_up(Settings(empty, tmp_path), target, {}, nothing)
+    assert (empty.exists(), target.entries("")) == (False, {})
+    shutil.copytree(databases, tmp_path / "other")
+    mine = [back_up(grown, target, {}, nothing) for _ in range(2)]
+    other = back_up(Settings(tmp_path / "other", tmp_path), target, {}, nothing)
+    with pytest.raises(ConfigurationError, match="several states"):
+        read_backup(target)
+    assert read_backup(target, of=name_of_state(grown)) == mine[-1]
+    found = plan_pruning(grown, 1, timedelta(days=30), target)
+    assert (found.backups, other.name in list_backups(target)) == ([mine[0].name], True)
+    with pytest.raises(StorageError, match="set TMPDIR"):
+        copy_sqlite(grown.metadata_file, tmp_path / "not-there" / "copy.db")
 
 
 @pytest.mark.slow
