@@ -22,7 +22,7 @@ from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.settings import ARTIFACTS, STAGING, VALUE, Build, Settings
 from tasks.state.backup import list_backups, read_backup, under_way
 from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Source, contents
-from tasks.state.databases import all_text
+from tasks.state.databases import all_text, name_of_state
 
 Key = tuple[str, str]
 _URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
@@ -94,7 +94,8 @@ def plan_pruning(
         for name, entry in place.entries(prefix).items()
         if entry.changed < oldest
     }
-    found.backups = list_backups(backups)[:-keep] if backups else []
+    if backups is not None:
+        found.backups = list_backups(backups, name_of_state(settings))[:-keep]
     for location in _places(settings, backups):
         found.objects |= _unnamed(location, found, settings)
     return found

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from subprocess import PIPE, Popen
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -19,14 +20,16 @@ import sqlalchemy as sa
 from falaj.context import Context
 from falaj.state import _prepare, backup, migrate, restore
 from tasks.features.access.audit import AuditTrail
-from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.settings import ArtifactStore, Settings, server_environment
 from tasks.metadata.database import USED, held_everywhere, open_database, transaction
 from tasks.metadata.tables import models
 from tasks.registry.connection import ADDRESS, load_mlflow
+from tasks.state import contents
 from tasks.state.backup import Kept, back_up, list_backups, read_backup
 from tasks.state.backup import restore as restore_state
+from tasks.state.databases import copy_sqlite, name_of_state
 from tasks.state.move import examine, nobody_else
 from tasks.state.move import migrate as move
 from tasks.state.prune import plan_pruning
@@ -149,6 +152,50 @@ def test_a_backup_is_restored_under_another_path(
         restore(target.url, context=Context(there))
 
 
+def test_what_a_linked_folder_holds_is_of_the_state(grown: Settings, tmp_path: Path) -> None:
+    target, elsewhere = Location.of((tmp_path / "backups").as_uri()), tmp_path / "large-disk"
+    (grown.home / "artifacts" / "notes" / KEPT / "model").mkdir()
+    for name in (".hidden", "lock"):
+        (grown.home / "artifacts" / "notes" / KEPT / "model" / name).touch()
+    (grown.home / "artifacts").rename(elsewhere)
+    (grown.home / "artifacts").symlink_to(elsewhere)
+    made = back_up(grown, target, {}, nothing)
+    there = Settings(tmp_path / "elsewhere", tmp_path)
+    restore_state(there, target, made, {}, nothing)
+    check_same(there)
+    assert (there.home / "feature_tables" / "current").readlink() == Path(
+        f"../artifacts/tables/{KEPT}/features"
+    )
+    assert len([*(there.home / "artifacts" / "notes" / KEPT / "model").iterdir()]) == 2
+    elsewhere.rename(tmp_path / "not-mounted")
+    with pytest.raises(TransientError, match="mount where it leads"):
+        back_up(grown, target, {}, nothing)
+    assert list_backups(target) == [made.name]
+
+
+def test_segments_that_are_merged_during_a_backup_are_in_it(
+    grown: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = grown.home / "predictions" / "model=m" / "day=2026-01-01"
+    day.mkdir(parents=True)
+    small = [day / f"s{number}.parquet" for number in range(3)]
+    for file in small:
+        file.write_text("row")
+    listing = contents.contents
+
+    def listed(*args: Any, **named: Any) -> Iterator[Any]:
+        yield from [*listing(*args, **named)]
+        if args[1] == contents.OTHERS:
+            (day / "merged.parquet").write_text("rowrowrow")
+            for file in small:
+                file.unlink(missing_ok=True)
+
+    monkeypatch.setattr("tasks.state.backup.state.contents", listed)
+    made = back_up(grown, Location.of((tmp_path / "backups").as_uri()), {}, nothing)
+    there = [PurePosixPath(name).name for name in made.files if "day=" in name]
+    assert there == ["merged.parquet"]
+
+
 def test_damage_is_seen_and_what_was_cut_off_goes_on(
     grown: Settings, target: Location, tmp_path: Path
 ) -> None:
@@ -160,7 +207,19 @@ def test_damage_is_seen_and_what_was_cut_off_goes_on(
     with pytest.raises(ArtifactError, match="changed or damaged"):
         restore_state(there, target, made, {}, nothing)
     assert not (there.home / "artifacts").exists()
-    target.write(object_, b"hello")
+    with pytest.raises(ConfigurationError, match="has not ended; run it again"):
+        backup(target.url, context=Context(there))
+    target.remove([object_])
+    shared = Settings(tmp_path / "s", tmp_path, location=Location.of((tmp_path / "l").as_uri()))
+    with pytest.raises(ArtifactError, match="Remove it, run `falaj backup`"):
+        restore_state(shared, target, made, {}, nothing)
+    assert not (tmp_path / "l").exists()
+    back_up(grown, target, {}, nothing)
+    work = there.home / "work.json"
+    work.touch()
+    with pytest.raises(ConfigurationError, match=r"state already, such as work\.json"):
+        restore_state(there, target, made, {}, nothing)
+    work.unlink()
     restore_state(there, target, made, {}, nothing)
     assert not (there.home / ".restoring").exists()
     check_same(there)
@@ -223,6 +282,25 @@ def test_keys_of_a_run_under_way_and_a_list_that_is_damaged_stop_no_backup(
     made = back_up(grown, target, {}, nothing)
     assert f"artifacts/notes/{KEPT}/note.txt" in made.files
     assert not [name for name in made.files if "s3-access" in name]
+
+
+def test_an_empty_state_is_refused_and_two_states_do_not_mix(
+    grown: Settings, databases: Path, tmp_path: Path
+) -> None:
+    target, empty = Location.of((tmp_path / "backups").as_uri()), tmp_path / "mistyped"
+    with pytest.raises(ConfigurationError, match="holds no state"):
+        back_up(Settings(empty, tmp_path), target, {}, nothing)
+    assert (empty.exists(), target.entries("")) == (False, {})
+    shutil.copytree(databases, tmp_path / "other")
+    mine = [back_up(grown, target, {}, nothing) for _ in range(2)]
+    other = back_up(Settings(tmp_path / "other", tmp_path), target, {}, nothing)
+    with pytest.raises(ConfigurationError, match="several states"):
+        read_backup(target)
+    assert read_backup(target, of=name_of_state(grown)) == mine[-1]
+    found = plan_pruning(grown, 1, timedelta(days=30), target)
+    assert (found.backups, other.name in list_backups(target)) == ([mine[0].name], True)
+    with pytest.raises(StorageError, match="set TMPDIR"):
+        copy_sqlite(grown.metadata_file, tmp_path / "not-there" / "copy.db")
 
 
 @pytest.mark.slow
