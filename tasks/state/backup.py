@@ -39,6 +39,7 @@ SETTLED_S = 10
 """A file is read again that changed so shortly before the last backup: it may have changed since
 within one tick of its clock."""
 Say = Callable[[str], None]
+Sign = Callable[..., None]
 
 
 class Kept(BaseModel):
@@ -75,7 +76,7 @@ class Backup(BaseModel):
 
 
 @contextmanager
-def under_way(location: Location, kind: str) -> Iterator[Callable[..., None]]:
+def under_way(location: Location, kind: str) -> Iterator[Sign]:
     """Keep prunes of a location out while a backup is made there, and everybody during a prune.
 
     A place of backups may have no database with locks, so each writes its name and a moment into
@@ -233,9 +234,7 @@ def _check_filled(settings: Settings) -> None:
 class _Sender:
     """Sends the content of files that a location lacks."""
 
-    def __init__(
-        self, target: Location, last: Backup | None, scratch: Path, sign: Callable[[], None]
-    ) -> None:
+    def __init__(self, target: Location, last: Backup | None, scratch: Path, sign: Sign) -> None:
         self.target, self.num_sent, self.sign = target, 0, sign
         self.last = last.files if last else {}
         self.settled = last.made.timestamp() - SETTLED_S if last else 0

@@ -38,10 +38,8 @@ def nobody_else(home: Path) -> Iterator[None]:
         f"a run, a platform or a server uses the state of {home}, here or on another machine; "
         "end it first (falaj down) or wait. Nothing was changed"
     )
-    with (
-        files.locked(home / "run.lock", wait_s=0, held=lambda: busy),
-        held_everywhere(home / USED, wait_s=0, held=lambda: busy),
-    ):
+    used = held_everywhere(home / USED, wait_s=0, held=lambda: busy)
+    with files.locked(home / "run.lock", wait_s=0, held=lambda: busy), used:
         if any(files.is_held(path) for lock in PLATFORM_LOCKS for path in home.glob(lock)):
             raise busy
         yield

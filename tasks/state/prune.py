@@ -25,6 +25,7 @@ from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Sourc
 from tasks.state.databases import all_text, name_of_state
 
 Key = tuple[str, str]
+Objects = dict[tuple[Location, str], int]
 _URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
 _DIGEST = re.compile(r'"(?:[a-z_]*sha256|tables_version|version)": ?"([0-9a-f]{32,64})"')
 _LOG = re.compile(r"\.log(\.\d+)?$")
@@ -53,9 +54,9 @@ class Pruning:
 
     builds: dict[str, int] = field(default_factory=dict)
     logs: dict[Path, int] = field(default_factory=dict)
-    results: dict[tuple[Location, str], int] = field(default_factory=dict)
+    results: Objects = field(default_factory=dict)
     backups: list[str] = field(default_factory=list)
-    objects: dict[tuple[Location, str], int] = field(default_factory=dict)
+    objects: Objects = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -216,9 +217,7 @@ def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> 
         live |= named | made_from
 
 
-def _unnamed(
-    location: Location, found: Pruning, settings: Settings
-) -> dict[tuple[Location, str], int]:
+def _unnamed(location: Location, found: Pruning, settings: Settings) -> Objects:
     """Content of a location that no build or backup names which stays."""
     gone = {f"{ARTIFACTS}/{name}.json" for name in found.builds}
     named = set()

@@ -353,23 +353,22 @@ def test_a_move_that_was_cut_off_takes_the_state_as_it_is_then(
 ) -> None:
     location = Location.of((tmp_path / "lake").as_uri())
     target = replace(grown, location=location)
-    segments = grown.home / "predictions" / "day"
-    segments.mkdir()
-    (segments / "a.parquet").touch()
+    segment = grown.home / "predictions" / "a.parquet"
+    segment.touch()
     monkeypatch.setattr("tasks.state.backup._share_links", cut_off)
     with pytest.raises(KeyboardInterrupt):
         move(grown, target, "state: x", {}, nothing)
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match="holds state already"):
         examine(Settings(tmp_path / "x", tmp_path), replace(target, database_url="-"), None)
-    (segments / "a.parquet").rename(segments / "merged.parquet")
+    segment.rename(segment.with_name("merged.parquet"))
     shutil.rmtree(grown.home / "artifacts" / "notes" / OLD)
     notes = build_notes(grown.store, "another", OLD)
     examined = open_database(grown.metadata_url).connect()  # so that SQLite's log stays
     with transaction(open_database(grown.metadata_url)) as connection:
         connection.execute(models.insert().values(model="late"))
     move(grown, target, "state: x", {}, nothing)
-    assert [*location.entries("predictions")] == ["predictions/day/merged.parquet"]
+    assert [*location.entries("predictions")] == ["predictions/merged.parquet"]
     assert ArtifactStore(tmp_path / "b", location).find("notes", OLD, Notes) == notes
     with closing(sqlite3.connect(f"{grown.metadata_file}.moved")) as moved:
         assert ("late",) in moved.execute("SELECT model FROM falaj_governed").fetchall()
@@ -421,24 +420,20 @@ def test_content_of_a_location_goes_when_no_build_or_backup_names_it(
     assert not location.entries("objects")
 
 
-@pytest.mark.parametrize("machine", ["home", "another"])
-def test_what_a_work_pool_runs_keeps_prunes_out_until_it_ends(
-    machine: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_work_pool_runs_elsewhere_keeps_prunes_out_until_it_ends(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
-    if machine != "home":
-        monkeypatch.setenv("FALAJ_DATABASE_URL", new_database(postgres))
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / machine))
+    monkeypatch.setenv("FALAJ_DATABASE_URL", new_database(postgres))
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "of another machine"))
     program = ["infra.orchestration.checked", "sh", "-c", "echo begun; read -r _"]
     with Popen([sys.executable, "-m", *program], stdin=PIPE, stdout=PIPE) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == b"begun\n"
+        assert run.stdout and run.stdout.readline() == b"begun\n"  # noqa: PT018
         monkeypatch.setenv("FALAJ_HOME", str(home))
         with pytest.raises(ConfigurationError, match="here or on another"), nobody_else(home):
             pass
         run.communicate(b"\n")
-    with held_everywhere(home / USED, wait_s=60):  # the server noticed
-        pass
+    held_everywhere(home / USED, wait_s=60).__enter__()  # the server noticed
 
 
 def test_a_server_file_stands_for_variables_and_the_environment_wins(tmp_path: Path) -> None:

@@ -166,13 +166,13 @@ def test_a_backup_and_a_prune_of_its_place_take_turns(
     state = State(tmp_path, [("snapshots", 10, set(), "report")], shared=False)
     with under_way(state.target, "backup") as sign:
         back_up(state.settings, state.target, {}, lambda _: None)  # backups go along
-        with pytest.raises(TransientError, match=r"a backup of .* expected none beside this prune"):
+        with pytest.raises(TransientError, match=r"a backup of .* beside this prune"):
             prune(state.settings, state.plan(), state.target)
         monkeypatch.setitem(KILLED_AFTER_S, "backup", -1)
         prune(state.settings, state.plan(), state.target)  # it counts as killed
         with pytest.raises(TransientError, match="a prune is under way or was"):
             sign(True)  # so it writes no list
-    with under_way(state.target, "prune"), pytest.raises(TransientError, match="beside this back"):
+    with under_way(state.target, "prune"), pytest.raises(TransientError, match="this backup"):
         back_up(state.settings, state.target, {}, lambda _: None)
 
 
