@@ -368,9 +368,8 @@ def restore(
         ConfigurationError: the state is not empty.
         ArtifactError: content is absent, or was changed.
     """
-    aside = settings.home / state.RESTORING
+    aside, mark = settings.home / state.RESTORING, settings.home / state.RESTORING / ".backup"
     if not only_shared:
-        mark = aside / ".backup"
         goes_on = mark.exists() and mark.read_text() == backup.name
         check_empty(settings, backup.files if goes_on else None)
         files.private_folder(settings.home)

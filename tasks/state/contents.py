@@ -97,9 +97,10 @@ def contents(
 
 def link_of(path: Path, name: str) -> str:
     """Where a link of this name leads within the state; empty where it leads out, or is none."""
-    if not path.is_symlink():
+    try:
+        link = os.readlink(path)
+    except OSError:  # it is none, or was removed
         return ""
-    link = os.readlink(path)
     if os.path.isabs(link):
         link = os.path.relpath(path.resolve(), path.parent.resolve())
     # Below a folder that is a link itself, what `..` means is not what the name says.
