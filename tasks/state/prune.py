@@ -97,7 +97,7 @@ def plan_pruning(
     }
     if backups is not None:
         found.backups = list_backups(backups, name_of_state(settings))[:-keep]
-    for location in _places(settings, backups):
+    for location in filter(None, {settings.location, backups}):
         found.objects |= _unnamed(location, found, settings)
     return found
 
@@ -110,7 +110,7 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
             backup is made into one of the locations.
     """
     with ExitStack() as held:
-        places = _places(settings, backups)
+        places = filter(None, {settings.location, backups})
         signs = {place: held.enter_context(under_way(place, "prune")) for place in places}
         for name in found.builds:
             folder = settings.home / ARTIFACTS / name
@@ -131,10 +131,6 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
             for _, name in still.keys() & found.objects.keys():
                 sign()
                 location.remove([name])
-
-
-def _places(settings: Settings, backups: Location | None) -> set[Location]:
-    return {each for each in (settings.location, backups) if each is not None}
 
 
 def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
@@ -189,9 +185,8 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
 
 def _text(source: Source) -> str:
     if isinstance(source, Path):
-        content = source.read_bytes()
-    else:
-        content = source if isinstance(source, bytes) else source.location.read(source.name) or b""
+        return source.read_text(encoding="utf-8", errors="replace")
+    content = source if isinstance(source, bytes) else source.location.read(source.name) or b""
     return content.decode(errors="replace")
 
 
