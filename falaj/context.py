@@ -51,8 +51,20 @@ class Context:
         """Where things are; what this process starts finds them there too, in whatever folder.
 
         Raises:
-            ConfigurationError: there is no project, and no state folder is named.
+            ConfigurationError: there is no project, and no state folder is named; or a restore of
+                the state was cut off.
         """
+        from tasks.state.contents import RESTORING
+
+        if (self.target.home / RESTORING).exists():
+            raise ConfigurationError(
+                f"the restore into {self.target.home} has not ended; run it again. Nothing was done"
+            )
+        return self.target
+
+    @cached_property
+    def target(self) -> Settings:
+        """As `settings`, also while that state is being restored."""
         if self.given is not None:
             return self.given
         from tasks.kernel.settings import SERVER_FILE, USE_CASE_FILE, Settings, server_environment

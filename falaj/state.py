@@ -43,13 +43,14 @@ def backup(
         falaj backup s3://bucket/backups --list
     """
     from tasks.state import backup as backups
+    from tasks.state.databases import name_of_state
 
     target = _location(where)
     if listed:
         names = backups.list_backups(target)
         return Shown({"backups": names}, names or ["no backups"])
     if verify:
-        found = backups.read_backup(target)
+        found = backups.read_backup(target, of=name_of_state(context.settings) or None)
         backups.verify(target, found)
         made = "every digest is right"
     else:
@@ -85,7 +86,7 @@ def restore(
     from tasks.state import backup as backups
     from tasks.state.move import nobody_else
 
-    settings, source = context.settings, _location(where)
+    settings, source = context.target, _location(where)
     found = backups.read_backup(source, name)
     with nobody_else(settings.home):
         backups.restore(settings, source, found, _prepare(settings.home), _say)

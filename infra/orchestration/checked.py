@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tasks.kernel.errors import FalajError
 from tasks.kernel.settings import Settings
+from tasks.metadata.database import USED, held_everywhere
 from tasks.metadata.identity import check_state
 
 EXIT_WRONG_STATE = 3
@@ -21,13 +22,17 @@ def main(command: Sequence[str]) -> int:
     Args:
         command: what runs it; by default what Prefect's process worker does.
     """
+    words = [*command] or [sys.executable, "-m", "prefect.engine"]
     try:
-        check_state(Settings.from_environment())
+        settings = Settings.from_environment()
+        check_state(settings)
+        with held_everywhere(settings.home / USED, shared=True) as descriptors:
+            for each in descriptors:
+                os.set_inheritable(each, True)
+            os.execvp(words[0], words)
     except FalajError as exc:
         sys.stderr.write(f"{type(exc).code}: {exc}\n")
         return EXIT_WRONG_STATE
-    words = [*command] or [sys.executable, "-m", "prefect.engine"]
-    os.execvp(words[0], words)
 
 
 if __name__ == "__main__":

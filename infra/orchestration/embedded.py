@@ -21,6 +21,7 @@ from tasks.kernel.errors import (
 from tasks.kernel.files import lack_of_space, make_folder, require_space
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
+from tasks.metadata.database import USED, held_everywhere
 
 START_TIMEOUT_S = 180
 FLUSH_TIMEOUT_S = 10
@@ -65,7 +66,8 @@ def only_run(home: Path) -> Iterator[None]:
             "or set FALAJ_HOME to another folder"
         )
 
-    with client.only_one(home / "run.lock", refusal, wait_s=0):
+    used = held_everywhere(home / USED, shared=True)
+    with client.only_one(home / "run.lock", refusal, wait_s=0), used:
         yield
 
 

@@ -30,6 +30,8 @@ CONNECT_WITHIN_S = 10
 KEEP_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4}
 LOCK_POLL_S = 0.1
 SCHEMA_LOCK = 0x46414C41  # of PostgreSQL's advisory locks; whoever migrates holds it
+USED = "used.lock"
+"""File of the state folder; runs share its lock, and who may have no run beside it holds it."""
 READS_ONLY = "falaj_reads_only"
 MIGRATIONS = Path(__file__).with_name("migrations")
 COPY = "before-migration-of-{}.db"
@@ -96,26 +98,29 @@ def held_everywhere(
     shared: bool = False,
     wait_s: float = float("inf"),
     held: Callable[[], Exception] | None = None,
-) -> Iterator[None]:
+) -> Iterator[list[int]]:
     """Hold the lock of a file of the state folder against all machines that share the state.
 
     As `files.locked` on this machine; where `FALAJ_DATABASE_URL` names PostgreSQL, its advisory
     lock holds against the others. PostgreSQL frees it when the connection of this process ends, or
     answers no more for half a minute.
 
+    Yields:
+        Descriptors: a program that inherits them and takes this one's place holds the lock too.
+
     Raises:
         StorageError: the file cannot be made.
         TransientError: the database does not answer; or others held the lock, where `held` is None.
     """
-    with locked(path, shared=shared, wait_s=wait_s, held=held):
+    with locked(path, shared=shared, wait_s=wait_s, held=held) as here:
         url = os.environ.get("FALAJ_DATABASE_URL", "")
         if not url.startswith("postgres"):
-            yield
+            yield [here]
             return
         home = Path(os.environ.get("FALAJ_HOME", "/")).resolve()
         name = str(path.relative_to(home) if path.is_relative_to(home) else path)
-        with advisory_lock(make_url(url), name, shared=shared, wait_s=wait_s, held=held):
-            yield
+        with advisory_lock(make_url(url), name, shared=shared, wait_s=wait_s, held=held) as there:
+            yield [here, there]
 
 
 @contextmanager
@@ -126,8 +131,11 @@ def advisory_lock(
     shared: bool = False,
     wait_s: float = float("inf"),
     held: Callable[[], Exception] | None = None,
-) -> Iterator[None]:
+) -> Iterator[int]:
     """Hold PostgreSQL's lock of a name, which ends with this process's connection to it.
+
+    Yields:
+        Descriptor of the connection.
 
     Raises:
         TransientError: the database does not answer; or others held the lock, where `held` is None.
@@ -146,7 +154,7 @@ def advisory_lock(
                 time.sleep(LOCK_POLL_S)
         except DBAPIError as exc:
             raise _explained(exc, engine) from exc
-        yield
+        yield int(connection.connection.fileno())
 
 
 def database_now(connection: Connection) -> datetime:

@@ -187,7 +187,7 @@ def _is_database(path: Path) -> bool:
 
 def exclusive(
     location: RegistryLocation, wait_s: float = LOCK_WAIT_S
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[object]:
     """Be the only process (and thread) that changes this registry. Not re-entrant.
 
     Raises:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from datetime import UTC, datetime
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -21,19 +22,24 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ValidationError
 
 from tasks.kernel import files
-from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, TransientError
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
 from tasks.metadata.database import held_everywhere
+from tasks.metadata.identity import FILE
 from tasks.state import contents as state
-from tasks.state.databases import Prepare, copy_sqlite, dump, is_empty, is_sqlite, load, servers
+from tasks.state import databases as db
 
-RESTORING = ".restoring"
-NUM_THREADS = 8
+LOCK = f"{state.BACKUPS}.lock"
+KILLED_AFTER_S = {"backup": 86_400, "prune": 3600}
+"""Without a sign. A backup gives none while it sends one file, which may take hours."""
+SIGN_EVERY_S = 60
+NUM_THREADS, LISTINGS = 8, 10
 SETTLED_S = 10
 """A file is read again that changed so shortly before the last backup: it may have changed since
 within one tick of its clock."""
 Say = Callable[[str], None]
+Sign = Callable[..., None]
 
 
 class Kept(BaseModel):
@@ -55,11 +61,13 @@ class Backup(BaseModel):
     release: str
     secrets: bool
     files: dict[str, Kept]
+    state: str = ""
+    """Whose it is, as `name_of_state` says."""
 
     @property
     def name(self) -> str:
         """As commands name it."""
-        return f"{self.made:%Y%m%dT%H%M%S.%fZ}"
+        return f"{self.made:%Y%m%dT%H%M%S.%fZ}-{self.state}".removesuffix("-")
 
     @property
     def num_bytes(self) -> int:
@@ -67,19 +75,74 @@ class Backup(BaseModel):
         return sum(kept.num_bytes for kept in self.files.values())
 
 
-def list_backups(location: Location) -> list[str]:
-    """Names of the backups of a location, oldest first."""
-    return sorted(PurePosixPath(name).stem for name in location.entries(state.BACKUPS))
+@contextmanager
+def under_way(location: Location, kind: str) -> Iterator[Sign]:
+    """Keep prunes of a location out while a backup is made there, and everybody during a prune.
 
+    A place of backups may have no database with locks, so each writes its name and a moment into
+    one object there, again and again. One that was killed does not, and counts no more after a
+    while. One that was taken for killed finds its name gone before it relies on anything.
 
-def read_backup(location: Location, name: str | None = None) -> Backup:
-    """A backup by its name; the newest where it is None.
+    Yields:
+        What gives a sign where one is due; to be called before each step, and with `True` before
+        what must be sure.
 
     Raises:
-        ConfigurationError: there is none.
+        TransientError: others are at work, or took this one for killed; also when a sign is given.
+    """
+    me, due = f"{kind} of {os.uname().nodename}, {os.urandom(4).hex()}", 0.0
+
+    def noted(old: bytes | None, *, stays: bool = True) -> bytes:
+        now, there = time.time(), json.loads(old or b"{}")
+        there = {n: at for n, at in there.items() if now - at < KILLED_AFTER_S[n.split()[0]]}
+        mine = there.pop(me, None)
+        other = next((n for n in there if "prune" in (kind, n.split()[0])), None)
+        if stays and (other or (due and not mine)):
+            raise TransientError(
+                f"{location.url}: a {other or 'prune'} is under way or was, expected none beside "
+                f"this {kind}, which ended; what it did is whole. Run it again after the other; "
+                f"after one that was killed, wait an hour (a day: a backup) or remove {LOCK} there"
+            )
+        return json.dumps({**there, me: now} if stays else there).encode()
+
+    def sign(now: bool = False) -> None:
+        nonlocal due
+        if now or time.monotonic() >= due:
+            location.change(LOCK, noted)
+            due = time.monotonic() + SIGN_EVERY_S
+
+    sign(True)
+    try:
+        yield sign
+    finally:
+        location.change(LOCK, lambda old: noted(old, stays=False))
+
+
+def list_backups(location: Location, of: str | None = None) -> list[str]:
+    """Names of the backups of a location, oldest first.
+
+    Args:
+        of: only those of this state, and those that do not say whose they are.
+    """
+    names = sorted(PurePosixPath(name).stem for name in location.entries(state.BACKUPS))
+    return [name for name in names if of is None or name.partition("-")[2] in ("", of)]
+
+
+def read_backup(location: Location, name: str | None = None, of: str | None = None) -> Backup:
+    """A backup by its name; the newest where it is None.
+
+    Args:
+        of: as of `list_backups`.
+
+    Raises:
+        ConfigurationError: there is none, or several states have some and none is named.
         ArtifactError: its list was changed.
     """
-    names = list_backups(location)
+    names = list_backups(location, of if name is None else None)
+    if of is name is None and len({n.partition("-")[2] for n in names} - {""}) > 1:
+        raise ConfigurationError(
+            f"{location.url} has backups of several states; name one: --backup. Nothing was done"
+        )
     chosen = name or (names[-1] if names else "")
     if chosen not in names or (text := location.read(f"{state.BACKUPS}/{chosen}.json")) is None:
         raise ConfigurationError(
@@ -103,7 +166,7 @@ def read_backup(location: Location, name: str | None = None) -> Backup:
 def back_up(
     settings: Settings,
     target: Location,
-    prepare: Mapping[str, Prepare],
+    prepare: Mapping[str, db.Prepare],
     say: Say,
     *,
     secrets: bool = False,
@@ -111,50 +174,76 @@ def back_up(
     """Bring all that a state holds into a location, and name it there.
 
     Raises:
-        TransientError, StorageError: one of the stores or databases does not answer, or refuses.
+        ConfigurationError: the state holds nothing.
+        TransientError, StorageError: one of the stores or databases does not answer, or refuses;
+            or a prune removes content of the target.
     """
-    last = None
-    with suppress(ConfigurationError, ArtifactError):  # there is none, or its list is damaged
-        last = read_backup(target)
-    sender = _Sender(target, last)
-    backup = Backup(made=datetime.now(UTC), release=version("falaj"), secrets=secrets, files={})
-    with files.scratch_folder("falaj-backup") as scratch, ThreadPoolExecutor(NUM_THREADS) as pool:
-        sender.scratch = scratch
+    _check_filled(settings)
+    last, made, name = None, datetime.now(UTC), db.name_of_state(settings)
+    with (
+        under_way(target, "backup") as sign,
+        files.scratch_folder("falaj-backup") as scratch,
+        ThreadPoolExecutor(NUM_THREADS) as pool,
+    ):
+        with suppress(ConfigurationError, ArtifactError):  # there is none, or its list is damaged
+            last = read_backup(target, of=name)
+            made = max(made, last.made + timedelta.resolution)  # the clock of another may be ahead
+        backup = Backup(made=made, release=version("falaj"), secrets=secrets, files={}, state=name)
+        sender = _Sender(target, last, scratch, sign)
         for wanted in range(state.BUILDS + 1):
-            found = dict(state.contents(settings, wanted, secrets=secrets))
-            if wanted == state.DATABASES:
-                for name, url in servers(settings).items():
+            # What operation names is in MLflow's database, so that is read later.
+            backwards = wanted == state.DATABASES
+            for _ in range(LISTINGS):  # what was removed meanwhile may be in another file now
+                found = dict(state.contents(settings, wanted, secrets=secrets))
+                for name, url in db.servers(settings).items() if backwards else ():
                     found[name] = copy = scratch / PurePosixPath(name).name
-                    dump(name, url, copy, prepare)
-            with ExitStack() as held:
-                for folder in {str(PurePosixPath(n).parent) for n in found if "audit/" in n}:
-                    # Its head and its lines belong together.
-                    held.enter_context(
-                        held_everywhere(settings.home / folder / "lock", shared=True)
-                    )
-                # What operation names is in MLflow's database, so that is read later.
-                ordered = sorted(found.items(), reverse=wanted == state.DATABASES)
-                workers = map if wanted == state.DATABASES else pool.map
-                sent = workers(lambda item: sender.send(*item), ordered)
-                kept = zip((name for name, _ in ordered), sent, strict=True)
-                backup.files.update({name: each for name, each in kept if each is not None})
+                    db.dump(name, url, copy, prepare)
+                lacking = sorted(found.keys() - backup.files.keys(), reverse=backwards)
+                with ExitStack() as held:
+                    for folder in {(settings.home / n).parent for n in found if "audit/" in n}:
+                        # Its head and its lines belong together.
+                        held.enter_context(held_everywhere(folder / "lock", shared=True))
+                    sources = [found[name] for name in lacking]
+                    sent = (map if backwards else pool.map)(sender.send, lacking, sources)
+                    backup.files |= {n: k for n, k in zip(lacking, sent, strict=True) if k}
+                if found.keys() <= backup.files.keys():
+                    break
+            else:
+                raise TransientError(
+                    f"{settings.home}/{min({*found} - {*backup.files})} is listed but absent; if "
+                    "it is a link, mount where it leads to. No backup was made; run again"
+                )
             say(f"{len(backup.files)} files, {sender.num_sent} bytes sent")
-    target.create(f"{state.BACKUPS}/{backup.name}.json", backup.model_dump_json().encode())
+        sign(True)
+        target.create(f"{state.BACKUPS}/{backup.name}.json", backup.model_dump_json().encode())
     return backup
+
+
+def _check_filled(settings: Settings) -> None:
+    place, known = settings.location, settings.home / FILE
+    # Where this machine has worked on a location, that has a name.
+    lost = place and place.read(FILE) is None and known.exists() and " of " in known.read_text()
+    shared = (n for n, _ in _held(settings) if not state.LOCAL & {*n.split("/")})
+    if lost or (next(shared, None) is None and db.is_empty(settings)):
+        raise ConfigurationError(
+            f"{place or settings.home} holds no state; expected one. Is its disk mounted, and its "
+            "name right (--home, project, FALAJ_STATE)? No backup was made"
+        )
 
 
 class _Sender:
     """Sends the content of files that a location lacks."""
 
-    def __init__(self, target: Location, last: Backup | None) -> None:
-        self.target, self.num_sent = target, 0
+    def __init__(self, target: Location, last: Backup | None, scratch: Path, sign: Sign) -> None:
+        self.target, self.num_sent, self.sign = target, 0, sign
         self.last = last.files if last else {}
         self.settled = last.made.timestamp() - SETTLED_S if last else 0
         self.there = {name: e.num_bytes for name, e in target.entries(OBJECTS).items()}
-        self.scratch, self.numbers = Path(), count()
+        self.scratch, self.numbers = scratch, count()
 
     def send(self, name: str, source: state.Source) -> Kept | None:
         """None where the file was removed meanwhile."""
+        self.sign()
         aside = self.scratch / str(next(self.numbers))
         try:
             if isinstance(source, Path):
@@ -180,19 +269,16 @@ class _Sender:
             aside.unlink(missing_ok=True)
 
     def _file(self, name: str, path: Path, aside: Path) -> Kept:
-        if path.is_symlink():
-            link = os.readlink(path)
-            if os.path.isabs(link):
-                link = os.path.relpath(path.resolve(), path.parent.resolve())
+        if link := state.link_of(path, name):
             return Kept(link=link)
         seen = path.stat()
         fixed = state.order(name) in (state.MODELS, state.BUILDS) and name.count("/") > 2
-        database = not fixed and is_sqlite(path)  # what changed may be in a file beside it
+        database = not fixed and db.is_sqlite(path)  # what changed may be in a file beside it
         known = self._known(name, seen.st_size, seen.st_mtime, seen.st_ctime, fixed=fixed)
         if known and not database:
             return known.model_copy(update={"mode": seen.st_mode & 0o777})
         if database:
-            copy_sqlite(path, aside)
+            db.copy_sqlite(path, aside)
         elif not fixed:  # others may write to it
             shutil.copyfile(path, aside)
         kept = self._content(path if fixed else aside)
@@ -226,32 +312,38 @@ def verify(location: Location, backup: Backup) -> None:
         ArtifactError: some of it is absent or was changed.
     """
     with files.scratch_folder("falaj-verify") as scratch:
-        for _ in _brought(location, backup, scratch, [*backup.files]):
+        for _ in _brought(location, backup, scratch):
             pass
 
 
-def _brought(
-    location: Location, backup: Backup, folder: Path, names: list[str]
-) -> Iterator[tuple[str, Path]]:
+def _brought(location: Location, backup: Backup, folder: Path) -> Iterator[tuple[list[str], Path]]:
     """Bring content, each once and checked; it is removed when the next is asked for."""
 
-    def bring(item: tuple[str, str]) -> tuple[str, Path]:
-        sha256, name = item
+    def fault(sha256: str) -> ArtifactError:
+        return ArtifactError(
+            f"{location.url}/{object_name(sha256)}, the content of {found[sha256][0]}, is absent, "
+            f"changed or damaged; expected it for {backup.name}. Remove it, run `falaj backup` "
+            "where the state still is, and this again; or use another backup, for an empty place"
+        )
+
+    def bring(sha256: str) -> tuple[list[str], Path]:
         try:
             location.bring(object_name(sha256), folder / sha256, sha256=sha256)
-        except FileNotFoundError as exc:
-            raise ArtifactError(
-                f"{location.url}/{object_name(sha256)}, the content of {name}, is absent; expected "
-                f"it for the backup {backup.name}. Nothing was changed; use another backup"
-            ) from exc
-        return sha256, folder / sha256
+        except (FileNotFoundError, ArtifactError) as exc:
+            raise fault(sha256) from exc
+        return found[sha256], folder / sha256
 
-    found = {kept.sha256: name for name in names if not (kept := backup.files[name]).link}
-    wanted = [*found.items()]
+    found: dict[str, list[str]] = {}
+    for name in (name for name, kept in backup.files.items() if not kept.link):
+        found.setdefault(backup.files[name].sha256, []).append(name)
+    wanted, there = [*found], location.entries(OBJECTS)
+    for sha256, (name, *_) in found.items():  # before anything gets its name
+        if not (e := there.get(object_name(sha256))) or e.num_bytes != backup.files[name].num_bytes:
+            raise fault(sha256)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for first in range(0, len(wanted), NUM_THREADS):  # no more than these take space twice
-            for sha256, path in pool.map(bring, wanted[first : first + NUM_THREADS]):
-                yield sha256, path
+            for names, path in pool.map(bring, wanted[first : first + NUM_THREADS]):
+                yield names, path
                 path.unlink()
 
 
@@ -259,7 +351,7 @@ def restore(
     settings: Settings,
     source: Location,
     backup: Backup,
-    prepare: Mapping[str, Prepare],
+    prepare: Mapping[str, db.Prepare],
     say: Say,
     *,
     only_shared: bool = False,
@@ -276,25 +368,22 @@ def restore(
         ConfigurationError: the state is not empty.
         ArtifactError: content is absent, or was changed.
     """
-    aside = settings.home / RESTORING
+    aside, mark = settings.home / state.RESTORING, settings.home / state.RESTORING / ".backup"
     if not only_shared:
-        check_empty(settings, going_on=backup.name if aside.exists() else None)
+        goes_on = mark.exists() and mark.read_text() == backup.name
+        check_empty(settings, backup.files if goes_on else None)
         files.private_folder(settings.home)
         files.private_folder(aside)
-        (aside / ".backup").write_text(backup.name)
-    shared, databases = settings.location, servers(settings)
+        mark.write_text(backup.name)
+    shared, databases = settings.location, db.servers(settings)
     local = {n for n in backup.files if shared is None or state.LOCAL & {*n.split("/")}}
     local -= databases.keys()
-    places: dict[str, list[str]] = {}
-    for name, kept in backup.files.items():
-        places.setdefault(kept.sha256, []).append(name)
-    chosen = [name for names in places.values() for name in names]
     builds: dict[str, Build] = {}
     with files.scratch_folder("falaj-restore", None if only_shared else aside) as scratch:
-        for sha256, path in _brought(source, backup, scratch, chosen):
-            for name in places[sha256]:
+        for names, path in _brought(source, backup, scratch):
+            for name in names:
                 if name in databases:
-                    counts = load(name, path, databases[name], prepare)
+                    counts = db.load(name, path, databases[name], prepare)
                     say(f"{name}: {sum(n for n, _ in counts.values())} rows, compared")
                     continue
                 if name in local and not only_shared:
@@ -307,30 +396,41 @@ def restore(
         _share_links(shared, backup)
     if not only_shared:
         _move_in(settings, backup, local)
-    say(f"{len(chosen)} files, {backup.num_bytes} bytes, each with its digest")
+    say(f"{len(backup.files)} files, {backup.num_bytes} bytes, each with its digest")
 
 
-def check_empty(settings: Settings, going_on: str | None = None) -> None:
+def check_empty(settings: Settings, brought: Mapping[str, Kept] | None = None) -> None:
     """See that nothing would be overwritten.
+
+    Args:
+        brought: what a restore that was cut off may have put there.
 
     Raises:
         ConfigurationError: a folder, location or database holds state.
     """
-    marker = settings.home / RESTORING / ".backup"
-    if going_on is not None and marker.exists() and marker.read_text() == going_on:
-        return
-    for wanted in range(state.BUILDS + 1):
-        for name, seen in state.contents(settings, wanted):
+    for name, seen in _held(settings):
+        if brought is None or not _is_brought(name, seen, brought.get(name)):
             where = seen.location.url if isinstance(seen, state.Shared) else settings.home
             raise ConfigurationError(
                 f"{where} holds state already, such as {name}; expected an empty one. Nothing was "
                 "changed; name another with --home, or move this one away"
             )
-    if not is_empty(settings):
+    if brought is None and not db.is_empty(settings):
         raise ConfigurationError(
             "the database of FALAJ_DATABASE_URL holds rows already; expected an empty one. "
             "Nothing was changed; name another one"
         )
+
+
+def _held(settings: Settings) -> Iterator[tuple[str, state.Source]]:
+    for wanted in range(state.BUILDS + 1):
+        yield from state.contents(settings, wanted)
+
+
+def _is_brought(name: str, at: state.Source, was: Kept | None) -> bool:
+    if was is None or not isinstance(at, Path):  # a location has files where a folder has links
+        return was is not None or PurePosixPath(name).name in state.LINKS.values()
+    return state.link_of(at, name) == was.link if was.link else files.digest_of(at) == was.sha256
 
 
 def _place(path: Path, aside: Path, name: str, kept: Kept) -> None:
@@ -374,6 +474,6 @@ def _move_in(settings: Settings, backup: Backup, names: set[str]) -> None:
         if kept.link:
             target.unlink(missing_ok=True)
             target.symlink_to(kept.link)
-        elif (settings.home / RESTORING / name).exists():  # else it was moved before
-            (settings.home / RESTORING / name).replace(target)
-    shutil.rmtree(settings.home / RESTORING, ignore_errors=True)
+        elif (settings.home / state.RESTORING / name).exists():  # else it was moved before
+            (settings.home / state.RESTORING / name).replace(target)
+    shutil.rmtree(settings.home / state.RESTORING, ignore_errors=True)

@@ -7,20 +7,24 @@ what is being built are not of the state, nor are secrets, unless they are asked
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tasks.kernel import files
 from tasks.kernel.location import OBJECTS, Location
+from tasks.kernel.parts import PARTIAL
 from tasks.kernel.settings import ARTIFACTS, SERVER_FILE, SHARED, VALUE, Build, Settings
 
-BACKUPS = "backups"
+BACKUPS, RESTORING = "backups", ".restoring"
 WHOLE = (f"{ARTIFACTS}/", "mlflow/artifacts/")
-"""Folders of which all but hidden files belong to the state, whatever their names."""
+"""Folders of which all belongs to the state, whatever its name."""
 PASSING = {"spill", "leases", "logs", "writers", "replicas", BACKUPS, OBJECTS}
 PASSING_FILES = {"state.json", "endpoint.json", "ports.json", "server.json", "paused.json"}
-PASSING_FILES |= {"s3-access.json"}  # keys, of a run under way
-PASSING_FILES |= {"identity"}  # what is restored is another state, as a copied folder is
+# Keys, of a run under way. What is restored is another state, as a copied folder is.
+PASSING_FILES |= {"s3-access.json", "identity"}
 PASSING_ENDS = ("lock", ".pid", ".sock", "-wal", "-shm", "-journal", ".log", ".moved")
 SECRETS = {"secrets", "secret", "certificates"}
 SECRET_ENDS = (".key", ".pem")
@@ -51,6 +55,8 @@ Source = Path | Shared | bytes
 def belongs(name: str, *, secrets: bool = False) -> bool:
     """Whether a file of this name is part of the state."""
     parts = PurePosixPath(name).parts
+    if parts[0] == ARTIFACTS and len(parts) > 3 and not parts[2].startswith("."):
+        return parts[3] not in (SHARED, PARTIAL)  # whatever else is in a build is of it
     if any(part.startswith(".") for part in parts) or parts[0] == SERVER_FILE:
         return False
     if name.startswith(WHOLE):
@@ -82,14 +88,36 @@ def contents(
     if settings.location is not None:
         shared = dict(_shared(settings.location, wanted, secrets=secrets))
         yield from sorted(shared.items())
-    for path in sorted(settings.home.rglob("*")):
-        name = path.relative_to(settings.home).as_posix()
+    for name in _names(settings.home):
         if order(name) != wanted or not belongs(name, secrets=secrets) or name in shared:
             continue
-        if settings.location is not None and not LOCAL & {*name.split("/")}:
-            continue
-        if path.is_symlink() or path.is_file():
-            yield name, path
+        if settings.location is None or LOCAL & {*name.split("/")}:
+            yield name, settings.home / name
+
+
+def link_of(path: Path, name: str) -> str:
+    """Where a link of this name leads within the state; empty where it leads out, or is none."""
+    try:
+        link = os.readlink(path)
+    except OSError:  # it is none, or was removed
+        return ""
+    if os.path.isabs(link):
+        link = os.path.relpath(path.resolve(), path.parent.resolve())
+    # Below a folder that is a link itself, what `..` means is not what the name says.
+    is_true = Path(os.path.normpath(path.parent / link)).resolve() == path.resolve()
+    return link if is_true and files.is_inside(name, link) else ""
+
+
+def _names(home: Path, folder: str = "") -> Iterator[str]:
+    """Names below a folder. What a link leads to elsewhere is of the state, as if it lay here."""
+    with suppress(FileNotFoundError, PermissionError):  # it was removed meanwhile, or is another's
+        for entry in sorted(os.scandir(home / folder), key=lambda e: e.name):
+            name, is_link = f"{folder}{entry.name}", entry.is_symlink()
+            leads_out = is_link and not link_of(Path(entry.path), name) and belongs(name)
+            if entry.is_dir(follow_symlinks=leads_out):
+                yield from _names(home, f"{name}/")
+            elif is_link or entry.is_file():
+                yield name
 
 
 def _shared(location: Location, wanted: int, *, secrets: bool) -> Iterator[tuple[str, Source]]:

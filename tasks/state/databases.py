@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import sqlalchemy as sa
 
 from tasks.kernel.errors import ConfigurationError, StorageError
+from tasks.kernel.files import shows_damage
 from tasks.kernel.settings import Settings
-from tasks.metadata.database import open_database
-from tasks.metadata.tables import VERSION_TABLE, metadata
+from tasks.metadata.database import insert_if_absent, open_database, transaction
+from tasks.metadata.tables import VERSION_TABLE, identities, metadata
 
 OPERATION, MLFLOW = "operation/operation.db", "mlflow/mlflow.db"
 VERSIONS = {VERSION_TABLE, "alembic_version"}
@@ -37,7 +39,7 @@ def copy_sqlite(source: Path, target: Path) -> None:
     """Copy an SQLite database as it is at one moment; writers go on.
 
     Raises:
-        StorageError: it is damaged, or busy for a minute.
+        StorageError: it is damaged, or busy for a minute, or the target cannot be written.
     """
     try:
         with (
@@ -47,6 +49,11 @@ def copy_sqlite(source: Path, target: Path) -> None:
             old.backup(new)
             new.execute("PRAGMA journal_mode=DELETE")
     except sqlite3.Error as exc:
+        if not shows_damage(exc):
+            raise StorageError(
+                f"{source} cannot be copied to {target.parent} ({exc}); expected space and leave "
+                "to write there. Mend that, or set TMPDIR, and run again. No backup was made"
+            ) from exc
         raise StorageError(
             f"{source} cannot be copied ({exc}); expected a whole SQLite database. Nothing was "
             "changed; `falaj doctor` examines it, `falaj restore` brings an earlier one"
@@ -60,6 +67,18 @@ def servers(settings: Settings) -> dict[str, str]:
     address = sa.make_url(settings.database_url).set(drivername="postgresql+psycopg")
     shown = address.render_as_string(hide_password=False)
     return {OPERATION: shown, MLFLOW: settings.mlflow_uri}
+
+
+def name_of_state(settings: Settings) -> str:
+    """Name that the database of a state has for good, also restored or moved; empty without one."""
+    if settings.database_url is None and not settings.metadata_file.exists():
+        return ""
+    url = servers(settings).get(OPERATION, settings.metadata_url)
+    with transaction(sa.create_engine(url, poolclass=sa.NullPool)) as connection:
+        if not sa.inspect(connection).has_table(identities.name):  # of an earlier release
+            return ""
+        insert_if_absent(connection, identities, number=1, identity=token_hex(8))
+        return str(connection.execute(sa.select(identities.c.identity)).scalar_one())
 
 
 def is_empty(settings: Settings) -> bool:

@@ -1,8 +1,8 @@
 """Moving a state from one folder to the stores and databases of a server, all at once.
 
 It is a backup into the new location, which keeps content by its digest, and a restore from there
-into the databases and names of the server. So it goes on where it was cut off, all content is read
-again and compared, and the first backup is there already.
+into the databases and names of the server. So content is sent once where it was cut off, all of it
+is read again and compared, and the first backup is there already.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.kernel.settings import SERVER_FILE, Settings
+from tasks.metadata.database import USED, held_everywhere
+from tasks.metadata.identity import state_identity
 from tasks.state.backup import Say, back_up, check_empty, restore
-from tasks.state.contents import BUILDS, contents
+from tasks.state.contents import BUILDS, belongs, contents
 from tasks.state.databases import MLFLOW, OPERATION, Prepare
 
 MARK = ".migrating"
@@ -26,15 +29,17 @@ PLATFORM_LOCKS = ("platform/lock", "serving/server*.lock", "edge/running.lock")
 
 @contextmanager
 def nobody_else(home: Path) -> Iterator[None]:
-    """Keep runs out, and see that no service uses the state.
+    """Keep runs out, on all machines, and see that no service of this one uses the state.
 
     Raises:
         ConfigurationError: one does.
     """
     busy = ConfigurationError(
-        f"a run, a platform or a server uses {home}; end it first: falaj down. Nothing was changed"
+        f"a run, a platform or a server uses the state of {home}, here or on another machine; "
+        "end it first (falaj down) or wait. Nothing was changed"
     )
-    with files.locked(home / "run.lock", wait_s=0, held=lambda: busy):
+    used = held_everywhere(home / USED, wait_s=0, held=lambda: busy)
+    with files.locked(home / "run.lock", wait_s=0, held=lambda: busy), used:
         if any(files.is_held(path) for lock in PLATFORM_LOCKS for path in home.glob(lock)):
             raise busy
         yield
@@ -73,13 +78,10 @@ def examine(settings: Settings, target: Settings, redis: str | None) -> tuple[in
                 f"Redis at {host}:{port} does not answer ({exc}); expected host:port. "
                 "Nothing was changed"
             ) from exc
-    if location.read(MARK) != str(settings.home).encode():
+    mark = location.read(MARK)
+    if mark is None or mark != state_identity(settings).encode():
         # The folder is not empty, as it is what moves.
-        check_empty(
-            Settings(
-                settings.home / MARK, target.feature_repo, "", target.database_url, None, location
-            )
-        )
+        check_empty(replace(target, home=settings.home / MARK))
     sizes = [
         source.lstat().st_size
         for wanted in range(BUILDS + 1)
@@ -102,12 +104,16 @@ def migrate(
     """
     location = target.location
     assert location is not None
-    location.write(MARK, str(settings.home).encode())
+    location.write(MARK, state_identity(settings).encode())
     backup = back_up(settings, location, prepare, say)
+    # The state may have been used since a move was cut off: of that one the content alone counts.
+    location.remove(name for name in location.entries("") if belongs(name))
     restore(target, location, backup, prepare, say, only_shared=True)
     files.write_atomically(settings.home / SERVER_FILE, text.encode(), private=True)
     for name in (OPERATION, MLFLOW):
         if (database := settings.home / name).exists():
-            database.replace(database.with_name(f"{database.name}.moved"))
+            if (log := Path(f"{database}-wal")).exists():  # a killed process leaves rows in it
+                log.replace(f"{database}.moved-wal")
+            database.replace(f"{database}.moved")
             database.write_text(f"moved: see {SERVER_FILE}\n")
     location.remove([MARK])

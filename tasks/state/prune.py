@@ -11,20 +11,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 
 from tasks.kernel import files
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.settings import ARTIFACTS, STAGING, VALUE, Build, Settings
-from tasks.state.backup import list_backups, read_backup
-from tasks.state.contents import BACKUPS, MODELS, OTHERS, POINTERS, WHOLE, Source, contents
-from tasks.state.databases import all_text
+from tasks.state.backup import list_backups, read_backup, under_way
+from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Source, contents
+from tasks.state.databases import all_text, name_of_state
 
 Key = tuple[str, str]
+Objects = dict[tuple[Location, str], int]
 _URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
 _DIGEST = re.compile(r'"(?:[a-z_]*sha256|tables_version|version)": ?"([0-9a-f]{32,64})"')
+_LOG = re.compile(r"\.log(\.\d+)?$")
+_RUN = re.compile(r"(?<=/)(?:m-)?[0-9a-f]{32}(?=/)")
 _VERSION_OF_TABLES = re.compile(r"tables/([0-9a-f]{16,})")
 SOURCES = {"tables", "landed"}
 """Kinds whose versions repeat content; that content is the same tells nothing about them."""
@@ -49,9 +54,9 @@ class Pruning:
 
     builds: dict[str, int] = field(default_factory=dict)
     logs: dict[Path, int] = field(default_factory=dict)
-    results: dict[tuple[Location, str], int] = field(default_factory=dict)
+    results: Objects = field(default_factory=dict)
     backups: list[str] = field(default_factory=list)
-    objects: dict[tuple[Location, str], int] = field(default_factory=dict)
+    objects: Objects = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,17 @@ def plan_pruning(
         keep: newest reports of each use case, and backups, that are kept with all they name.
         age: whatever is younger is kept.
         backups: location whose backups are pruned too.
+
+    Raises:
+        ConfigurationError: the database is not that of the location.
     """
     found, oldest = Pruning(), datetime.now(UTC) - max(age, UPLOAD_LIMIT)
     builds = dict(_builds(settings))
     live = _live(builds, _roots(settings, keep), oldest)
     found.builds = {"/".join(key): builds[key].num_bytes for key in sorted(builds.keys() - live)}
-    for path in settings.home.rglob("*.log*"):
-        name, seen = path.relative_to(settings.home).as_posix(), path.lstat()
-        if not name.startswith(WHOLE) and path.is_file() and seen.st_mtime < oldest.timestamp():
+    for path in (each for folder in LOCAL for each in (settings.home / folder).rglob("*.log*")):
+        seen = path.lstat()
+        if _LOG.search(path.name) and path.is_file() and seen.st_mtime < oldest.timestamp():
             found.logs[path] = seen.st_size
     here = Location(settings.home.as_uri())
     found.results = {
@@ -87,12 +95,10 @@ def plan_pruning(
         for name, entry in place.entries(prefix).items()
         if entry.changed < oldest
     }
-    for location in {settings.location, backups} - {None}:
-        assert location is not None
-        gone = list_backups(location)[:-keep] if location == backups else []
-        found.backups += gone
-        unnamed = _unnamed(location, found, settings)
-        found.objects |= {(location, name): size for name, size in unnamed.items()}
+    if backups is not None:
+        found.backups = list_backups(backups, name_of_state(settings))[:-keep]
+    for location in filter(None, {settings.location, backups}):
+        found.objects |= _unnamed(location, found, settings)
     return found
 
 
@@ -100,25 +106,31 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
     """Remove what was found: what names content before the content.
 
     Raises:
-        TransientError, StorageError: a store does not answer, or refuses; prune again then.
+        TransientError, StorageError: a store does not answer, or refuses; prune again then. Or a
+            backup is made into one of the locations.
     """
-    for name in found.builds:
-        folder = settings.home / ARTIFACTS / name
-        if settings.location is not None:
-            settings.location.remove([f"{ARTIFACTS}/{name}.json"])
-        if folder.exists():  # what is left of it where this is cut off is removed by the next
-            with files.scratch_folder(STAGING, folder.parent) as aside:
-                folder.rename(aside / folder.name)
-    for path in found.logs:
-        path.unlink(missing_ok=True)
-    for place, name in found.results:
-        place.remove([name])
-    if backups is not None:
-        backups.remove(f"{BACKUPS}/{name}.json" for name in found.backups)
-    for location in {settings.location, backups} - {None}:
-        assert location is not None
-        still = _unnamed(location, found, settings)
-        location.remove(name for name in still if (location, name) in found.objects)
+    with ExitStack() as held:
+        places = filter(None, {settings.location, backups})
+        signs = {place: held.enter_context(under_way(place, "prune")) for place in places}
+        for name in found.builds:
+            folder = settings.home / ARTIFACTS / name
+            if settings.location is not None:
+                settings.location.remove([f"{ARTIFACTS}/{name}.json"])
+            if folder.exists():  # what is left of it where this is cut off is removed by the next
+                with files.scratch_folder(STAGING, folder.parent) as aside:
+                    folder.rename(aside / folder.name)
+        for path in found.logs:
+            path.unlink(missing_ok=True)
+        for place, name in found.results:
+            place.remove([name])
+        if backups is not None:
+            backups.remove(f"{BACKUPS}/{name}.json" for name in found.backups)
+        for location, sign in signs.items():
+            still = _unnamed(location, found, settings)
+            sign(True)  # reading all records may have taken long
+            for _, name in still.keys() & found.objects.keys():
+                sign()
+                location.remove([name])
 
 
 def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
@@ -141,10 +153,19 @@ def _shared_builds(location: Location | None) -> Iterator[tuple[str, Build]]:
 
 def _roots(settings: Settings, keep: int) -> Iterator[str]:
     """Text that names what has to stay."""
-    yield from all_text(settings)
+    runs, is_known = set[str](), settings.location is None
     for name, source in contents(settings, MODELS):
+        runs.update(_RUN.findall(name))
         if name.endswith(".json"):
             yield _text(source)
+    for text in all_text(settings):
+        is_known = is_known or not runs or not runs.isdisjoint(text.split("\n"))
+        yield text
+    if not is_known:
+        raise ConfigurationError(
+            f"{settings.location}: this process has no database, or one without its {len(runs)} "
+            "runs; set FALAJ_DATABASE_URL as its other machines have it. Nothing was changed"
+        )
     for name, source in contents(settings, POINTERS):
         if isinstance(source, Path) and source.is_symlink():
             pointed = source.readlink().as_posix()
@@ -164,9 +185,8 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
 
 def _text(source: Source) -> str:
     if isinstance(source, Path):
-        content = source.read_bytes()
-    else:
-        content = source if isinstance(source, bytes) else source.location.read(source.name) or b""
+        return source.read_text(encoding="utf-8", errors="replace")
+    content = source if isinstance(source, bytes) else source.location.read(source.name) or b""
     return content.decode(errors="replace")
 
 
@@ -192,7 +212,7 @@ def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> 
         live |= named | made_from
 
 
-def _unnamed(location: Location, found: Pruning, settings: Settings) -> dict[str, int]:
+def _unnamed(location: Location, found: Pruning, settings: Settings) -> Objects:
     """Content of a location that no build or backup names which stays."""
     gone = {f"{ARTIFACTS}/{name}.json" for name in found.builds}
     named = set()
@@ -204,7 +224,7 @@ def _unnamed(location: Location, found: Pruning, settings: Settings) -> dict[str
             named |= {kept.sha256 for kept in read_backup(location, name).files.values()}
     oldest = datetime.now(UTC) - UPLOAD_LIMIT
     return {
-        name: entry.num_bytes
+        (location, name): entry.num_bytes
         for name, entry in location.entries(OBJECTS).items()
         if PurePosixPath(name).name not in named and entry.changed < oldest
     }

@@ -3,10 +3,16 @@
 import json
 import os
 import shutil
+import sqlite3
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from subprocess import PIPE, Popen
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,14 +20,18 @@ import sqlalchemy as sa
 from falaj.context import Context
 from falaj.state import _prepare, backup, migrate, restore
 from tasks.features.access.audit import AuditTrail
-from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.settings import ArtifactStore, Settings, server_environment
-from tasks.metadata.database import open_database, transaction
+from tasks.metadata.database import USED, held_everywhere, open_database, transaction
 from tasks.metadata.tables import models
 from tasks.registry.connection import ADDRESS, load_mlflow
+from tasks.state import contents
 from tasks.state.backup import Kept, back_up, list_backups, read_backup
 from tasks.state.backup import restore as restore_state
+from tasks.state.databases import copy_sqlite, name_of_state
+from tasks.state.move import examine, nobody_else
+from tasks.state.move import migrate as move
 from tasks.state.prune import plan_pruning
 from tasks.state.prune import prune as prune_state
 from tests.support.services.servers import new_database, postgres_server
@@ -142,6 +152,50 @@ def test_a_backup_is_restored_under_another_path(
         restore(target.url, context=Context(there))
 
 
+def test_what_a_linked_folder_holds_is_of_the_state(grown: Settings, tmp_path: Path) -> None:
+    target, elsewhere = Location.of((tmp_path / "backups").as_uri()), tmp_path / "large-disk"
+    (grown.home / "artifacts" / "notes" / KEPT / "model").mkdir()
+    for name in (".hidden", "lock"):
+        (grown.home / "artifacts" / "notes" / KEPT / "model" / name).touch()
+    (grown.home / "artifacts").rename(elsewhere)
+    (grown.home / "artifacts").symlink_to(elsewhere)
+    made = back_up(grown, target, {}, nothing)
+    there = Settings(tmp_path / "elsewhere", tmp_path)
+    restore_state(there, target, made, {}, nothing)
+    check_same(there)
+    assert (there.home / "feature_tables" / "current").readlink() == Path(
+        f"../artifacts/tables/{KEPT}/features"
+    )
+    assert len([*(there.home / "artifacts" / "notes" / KEPT / "model").iterdir()]) == 2
+    elsewhere.rename(tmp_path / "not-mounted")
+    with pytest.raises(TransientError, match="mount where it leads"):
+        back_up(grown, target, {}, nothing)
+    assert list_backups(target) == [made.name]
+
+
+def test_segments_that_are_merged_during_a_backup_are_in_it(
+    grown: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = grown.home / "predictions" / "model=m" / "day=2026-01-01"
+    day.mkdir(parents=True)
+    small = [day / f"s{number}.parquet" for number in range(3)]
+    for file in small:
+        file.write_text("row")
+    listing = contents.contents
+
+    def listed(*args: Any, **named: Any) -> Iterator[Any]:
+        yield from [*listing(*args, **named)]
+        if args[1] == contents.OTHERS:
+            (day / "merged.parquet").write_text("rowrowrow")
+            for file in small:
+                file.unlink(missing_ok=True)
+
+    monkeypatch.setattr("tasks.state.backup.state.contents", listed)
+    made = back_up(grown, Location.of((tmp_path / "backups").as_uri()), {}, nothing)
+    there = [PurePosixPath(name).name for name in made.files if "day=" in name]
+    assert there == ["merged.parquet"]
+
+
 def test_damage_is_seen_and_what_was_cut_off_goes_on(
     grown: Settings, target: Location, tmp_path: Path
 ) -> None:
@@ -153,7 +207,19 @@ def test_damage_is_seen_and_what_was_cut_off_goes_on(
     with pytest.raises(ArtifactError, match="changed or damaged"):
         restore_state(there, target, made, {}, nothing)
     assert not (there.home / "artifacts").exists()
-    target.write(object_, b"hello")
+    with pytest.raises(ConfigurationError, match="has not ended; run it again"):
+        backup(target.url, context=Context(there))
+    target.remove([object_])
+    shared = Settings(tmp_path / "s", tmp_path, location=Location.of((tmp_path / "l").as_uri()))
+    with pytest.raises(ArtifactError, match="Remove it, run `falaj backup`"):
+        restore_state(shared, target, made, {}, nothing)
+    assert not (tmp_path / "l").exists()
+    back_up(grown, target, {}, nothing)
+    work = there.home / "work.json"
+    work.touch()
+    with pytest.raises(ConfigurationError, match=r"state already, such as work\.json"):
+        restore_state(there, target, made, {}, nothing)
+    work.unlink()
     restore_state(there, target, made, {}, nothing)
     assert not (there.home / ".restoring").exists()
     check_same(there)
@@ -218,6 +284,25 @@ def test_keys_of_a_run_under_way_and_a_list_that_is_damaged_stop_no_backup(
     assert not [name for name in made.files if "s3-access" in name]
 
 
+def test_an_empty_state_is_refused_and_two_states_do_not_mix(
+    grown: Settings, databases: Path, tmp_path: Path
+) -> None:
+    target, empty = Location.of((tmp_path / "backups").as_uri()), tmp_path / "mistyped"
+    with pytest.raises(ConfigurationError, match="holds no state"):
+        back_up(Settings(empty, tmp_path), target, {}, nothing)
+    assert (empty.exists(), target.entries("")) == (False, {})
+    shutil.copytree(databases, tmp_path / "other")
+    mine = [back_up(grown, target, {}, nothing) for _ in range(2)]
+    other = back_up(Settings(tmp_path / "other", tmp_path), target, {}, nothing)
+    with pytest.raises(ConfigurationError, match="several states"):
+        read_backup(target)
+    assert read_backup(target, of=name_of_state(grown)) == mine[-1]
+    found = plan_pruning(grown, 1, timedelta(days=30), target)
+    assert (found.backups, other.name in list_backups(target)) == ([mine[0].name], True)
+    with pytest.raises(StorageError, match="set TMPDIR"):
+        copy_sqlite(grown.metadata_file, tmp_path / "not-there" / "copy.db")
+
+
 @pytest.mark.slow
 def test_a_state_moves_to_a_server_and_from_there_to_a_folder(
     grown: Settings, bucket: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -263,6 +348,33 @@ def cut_off(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def test_a_move_that_was_cut_off_takes_the_state_as_it_is_then(
+    grown: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = Location.of((tmp_path / "lake").as_uri())
+    target = replace(grown, location=location)
+    segment = grown.home / "predictions" / "a.parquet"
+    segment.touch()
+    monkeypatch.setattr("tasks.state.backup._share_links", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        move(grown, target, "state: x", {}, nothing)
+    monkeypatch.undo()
+    with pytest.raises(ConfigurationError, match="holds state already"):
+        examine(Settings(tmp_path / "x", tmp_path), replace(target, database_url="-"), None)
+    segment.rename(segment.with_name("merged.parquet"))
+    shutil.rmtree(grown.home / "artifacts" / "notes" / OLD)
+    notes = build_notes(grown.store, "another", OLD)
+    examined = open_database(grown.metadata_url).connect()  # so that SQLite's log stays
+    with transaction(open_database(grown.metadata_url)) as connection:
+        connection.execute(models.insert().values(model="late"))
+    move(grown, target, "state: x", {}, nothing)
+    assert [*location.entries("predictions")] == ["predictions/merged.parquet"]
+    assert ArtifactStore(tmp_path / "b", location).find("notes", OLD, Notes) == notes
+    with closing(sqlite3.connect(f"{grown.metadata_file}.moved")) as moved:
+        assert ("late",) in moved.execute("SELECT model FROM falaj_governed").fetchall()
+    examined.close()
+
+
 def age_builds(home: Path) -> None:
     """Let all that was made be of long ago."""
     then = (datetime.now(UTC) - timedelta(days=90)).timestamp()
@@ -296,6 +408,7 @@ def test_content_of_a_location_goes_when_no_build_or_backup_names_it(
     location = Location.of(bucket)
     settings = Settings(tmp_path / "a", tmp_path, "", None, None, location)
     notes = build_notes(settings.store, "y" * 200_000, OLD)
+    open_database(settings.metadata_url)
     monkeypatch.setattr("tasks.state.prune.UPLOAD_LIMIT", timedelta())
     back_up(settings, location, {}, nothing)
     found = plan_pruning(settings, 1, timedelta(), location)
@@ -305,6 +418,22 @@ def test_content_of_a_location_goes_when_no_build_or_backup_names_it(
     location.remove(location.entries("backups"))
     prune_state(settings, plan_pruning(settings, 1, timedelta(), location), None)
     assert not location.entries("objects")
+
+
+def test_what_a_work_pool_runs_elsewhere_keeps_prunes_out_until_it_ends(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("FALAJ_DATABASE_URL", new_database(postgres))
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "of another machine"))
+    program = ["infra.orchestration.checked", "sh", "-c", "echo begun; read -r _"]
+    with Popen([sys.executable, "-m", *program], stdin=PIPE, stdout=PIPE) as run:
+        assert run.stdout and run.stdout.readline() == b"begun\n"  # noqa: PT018
+        monkeypatch.setenv("FALAJ_HOME", str(home))
+        with pytest.raises(ConfigurationError, match="here or on another"), nobody_else(home):
+            pass
+        run.communicate(b"\n")
+    held_everywhere(home / USED, wait_s=60).__enter__()  # the server noticed
 
 
 def test_a_server_file_stands_for_variables_and_the_environment_wins(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -14,16 +15,17 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tasks.contracts.base import Artifact, Contract
+from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.location import Location
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 from tasks.metadata.database import open_database, transaction
 from tasks.metadata.tables import models
-from tasks.state.backup import back_up, list_backups, read_backup, verify
+from tasks.state.backup import KILLED_AFTER_S, back_up, list_backups, read_backup, under_way, verify
 from tasks.state.prune import SMALL_BUILD, Pruning, plan_pruning, prune
 from tests.support.suite.examples import examples
 
 KEEP = 2
-Plan = tuple[str, bool, set[int], str]
+Plan = tuple[str, int, set[int], str]
 PLAN = st.tuples(
     st.sampled_from(("snapshots", "tables", "scores")),
     st.sampled_from((10, 2 * SMALL_BUILD, 2 * SMALL_BUILD)),
@@ -49,9 +51,10 @@ class State:
         self.place = location or Location(self.home.as_uri())
         self.target = Location.of((folder / "backups").as_uri())
         self.made: list[Made] = []
+        open_database(self.settings.metadata_url)
         for number, plan in enumerate(plans):
             self.build(number, *plan)
-        for name in ("results/a", "computed/t/a", "platform/logs/a.log"):
+        for name in ("results/a", "computed/t/a", "edge/a.log.1", "shop/a.log", "edge/a.logs"):
             place = self.place if "log" not in name else Location(self.home.as_uri())
             place.write(name, b"{}")
 
@@ -141,6 +144,7 @@ def test_a_prune_removes_what_it_has_shown_and_nothing_that_is_needed(
         shown = [*found.builds, *found.backups, *map(str, found.logs), *named]
         expected = {each for each in before if any(name in f"{folder}/{each}" for name in shown)}
         assert state.files() == before, "a look changes nothing"
+        assert [path.name for path in found.logs] == ["a.log.1"]
 
         with patch.context() as cut, suppress(KeyboardInterrupt):
             for place, function in ((Path, "rename"), (Path, "unlink"), (obstore, "delete")):
@@ -153,3 +157,27 @@ def test_a_prune_removes_what_it_has_shown_and_nothing_that_is_needed(
         assert before - state.files() == expected
         state.check()
         assert state.plan() == Pruning()
+
+
+def test_a_backup_and_a_prune_of_its_place_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(tmp_path, [("snapshots", 10, set(), "report")], shared=False)
+    with under_way(state.target, "backup") as sign:
+        back_up(state.settings, state.target, {}, lambda _: None)  # backups go along
+        with pytest.raises(TransientError, match=r"a backup of .* beside this prune"):
+            prune(state.settings, state.plan(), state.target)
+        monkeypatch.setitem(KILLED_AFTER_S, "backup", -1)
+        prune(state.settings, state.plan(), state.target)  # it counts as killed
+        with pytest.raises(TransientError, match="a prune is under way or was"):
+            sign(True)  # so it writes no list
+    with under_way(state.target, "prune"), pytest.raises(TransientError, match="this backup"):
+        back_up(state.settings, state.target, {}, lambda _: None)
+
+
+def test_a_location_is_not_pruned_by_what_another_database_names(tmp_path: Path) -> None:
+    state = State(tmp_path, [("snapshots", 10, set(), "track")], shared=True)
+    state.place.write(f"mlflow/artifacts/1/models/m-{'a' * 32}/artifacts/model.onnx", b"")
+    for there in (state.settings, replace(state.settings, home=tmp_path / "without one")):
+        with pytest.raises(ConfigurationError, match="no database, or one without its 1 runs"):
+            plan_pruning(there, 1, timedelta(), None)
