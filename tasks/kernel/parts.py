@@ -19,6 +19,8 @@ from tasks.kernel.location import MEND, Location, object_name
 from tasks.kernel.values import Contract
 
 PARTS_FILE, PARTIAL = "parts.json", ".partial"
+SHARED = ".shared.json"
+"""What the location said of a build, in the folder of its copy; as old as the last use of it."""
 NUM_LOCKS = 64
 """Files that serve as locks of the parts of one copy."""
 
@@ -86,6 +88,8 @@ class PartialCopy:
             StorageError: the location or the disk refuses.
         """
         start, length, sha256 = self._parts[number]
+        with suppress(FileNotFoundError):
+            os.utime(self.path.parent.with_name(SHARED))
         lock = self.path.with_name(f"{self.path.name}.{number % NUM_LOCKS}.lock")
         # Two processes of a host need the same row group, one brings it.
         with files.locked(lock), self.path.open("r+b") as file:
