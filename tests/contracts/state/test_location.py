@@ -339,6 +339,13 @@ def test_copies_of_another_state_are_noticed(
     become(monkeypatch, tmp_path / "b", f"{url}-another")
     with pytest.raises(ConfigurationError, match="holds copies of the state"):
         check_state(Settings.from_environment())
+    become(monkeypatch, tmp_path / "b", url)
+    name = Location.of(url).read("identity") or b""
+    Location.of(url).remove(["identity"])  # as where it is not mounted
+    with pytest.raises(ConfigurationError, match="Mount it if it is not mounted"):
+        check_state(Settings.from_environment())
+    assert not Location.of(url).entries("")
+    Location.of(url).write("identity", name)
     become(monkeypatch, tmp_path / "a", url)
     monkeypatch.delenv("FALAJ_STATE")
     with pytest.raises(ConfigurationError, match=r"location differ.*FALAJ_STATE"):
