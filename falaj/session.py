@@ -57,9 +57,9 @@ def run_flow(
             from tasks.control.routing.task import keep_results  # imports Prefect
             from tasks.metadata.identity import state_identity
 
-            keep_results()
             if settings.location:
                 state_identity(settings)  # refuses one that is empty where it should not be
+            keep_results()
             with flows_reported(watched=watched):
                 shown = work(config)
     except KeyboardInterrupt as exc:

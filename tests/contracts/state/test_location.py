@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,14 @@ from tasks.kernel.settings import (
     send,
 )
 from tasks.metadata.identity import check_state, state_identity
+from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.schema import model_folder
+from tasks.predictions.segments import SegmentWriter
+from tasks.predictions.upkeep import keep_up
+from tests.support.data.builders import frame
 from tests.support.host.wrong_store import WrongStore
 from tests.support.services.servers import s3_server
+from tests.support.serving.served_rows import MODEL, NOW, batch_of, open_log, rows_of
 from tests.support.state import become, build_notes, make_bucket
 
 
@@ -207,6 +214,22 @@ def test_files_of_the_state_are_the_same_on_all_machines(
     assert bring(a / "audit" / "lines").read_text() == "one\ntwo\nthree\n"
     bring(a / "run", exact=True)
     assert sorted(path.name for path in (a / "run").iterdir()) == [".hidden", "deep"]
+
+
+def test_a_damaged_copy_of_a_segment_is_brought_again_and_what_is_shared_stays(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, tmp_path, url)
+    for ids in ("abc", "def"):
+        with open_log(tmp_path) as opened:
+            opened.served(batch_of(frame(3), list(ids)))
+    segments = sorted(model_folder(tmp_path, MODEL).glob("day=*/*.parquet"))
+    segments[0].write_bytes(bytes(segments[0].stat().st_size))
+    monkeypatch.setattr("tasks.kernel.settings.SMALL_BYTES", 0)  # so its size alone is compared
+    with SegmentWriter(tmp_path) as writer:
+        keep_up(tmp_path, writer, PredictionLogConfig(), NOW + timedelta(days=2))
+    assert len(rows_of(tmp_path, ["request_id"])) == 6
+    assert not list((tmp_path / "predictions" / "damaged").iterdir())
 
 
 @pytest.mark.parametrize(
