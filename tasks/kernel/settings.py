@@ -409,7 +409,8 @@ def send(path: Path, final: Path | None = None) -> None:
     there = location.entries(name)
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
         inside = file.relative_to(path)
-        hidden = any(part.startswith(".") for part in inside.parts) or file.name.endswith("lock")
+        is_lock = file.name.endswith("lock") and not file.stat().st_size  # as ours are
+        hidden = is_lock or any(part.startswith(".") for part in inside.parts)
         seen = there.get(f"{name}/{inside.as_posix()}")
         if not hidden and not (seen and _is_same(file, seen)):
             location.write(f"{name}/{inside.as_posix()}", file)

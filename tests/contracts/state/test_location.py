@@ -10,13 +10,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import GenericError
 
 import falaj
 from infra.platform.health import check_copy
 from tasks.contracts.base import Artifact
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import digest_of
-from tasks.kernel.location import Location, object_name
+from tasks.kernel.location import Location, object_name, part_bytes
 from tasks.kernel.settings import (
     ArtifactStore,
     Settings,
@@ -196,7 +197,9 @@ def test_files_of_the_state_are_the_same_on_all_machines(
     (a / "run" / "deep").mkdir(parents=True)
     (a / "run" / "model").write_bytes(b"m" * 2_000_000)
     (a / "run" / "deep" / "x.json").write_text("{}")
-    (a / "run" / ".hidden").touch()
+    (a / "run" / "uv.lock").write_text("of a model")
+    for hidden in (".hidden", "deep/lock"):
+        (a / "run" / hidden).touch()
     send(a / "run")
     assert claim(a / "secrets" / "key", "of a", private=True) == b"of a"
 
@@ -205,7 +208,7 @@ def test_files_of_the_state_are_the_same_on_all_machines(
     append(b / "audit" / "lines", ["three"])
     assert [path.name for path in children(b)] == ["audit", "run", "secrets"]
     assert (bring(b / "run") / "model").stat().st_size == 2_000_000
-    assert sorted(p.name for p in (b / "run").rglob("*")) == ["deep", "model", "x.json"]
+    assert sorted(p.name for p in (b / "run").rglob("*")) == ["deep", "model", "uv.lock", "x.json"]
     assert claim(b / "secrets" / "key", "of b", private=True) == b"of a"
     assert (b / "secrets" / "key").stat().st_mode & 0o077 == 0
     drop(b / "run" / "model")
@@ -213,7 +216,7 @@ def test_files_of_the_state_are_the_same_on_all_machines(
     become(monkeypatch, a, url)
     assert bring(a / "audit" / "lines").read_text() == "one\ntwo\nthree\n"
     bring(a / "run", exact=True)
-    assert sorted(path.name for path in (a / "run").iterdir()) == [".hidden", "deep"]
+    assert sorted(path.name for path in (a / "run").iterdir()) == [".hidden", "deep", "uv.lock"]
 
 
 def test_a_damaged_copy_of_a_segment_is_brought_again_and_what_is_shared_stays(
@@ -233,7 +236,8 @@ def test_a_damaged_copy_of_a_segment_is_brought_again_and_what_is_shared_stays(
 
 
 @pytest.mark.parametrize(
-    "wrong", ["lake/x", "http://host/x", "s3:///x", "file://host/x", "s3://k:hunter2@lake/x"]
+    "wrong",
+    "lake/x http://host/x s3:///x file://host/x s3://k:hunter2@lake/x file:/// file:///x#2".split(),
 )
 def test_what_is_no_location_is_refused_without_showing_a_password(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="expected file:///folder or s3://") as refused:
@@ -253,6 +257,40 @@ def test_wrong_keys_and_a_bucket_that_is_not_there_are_told(
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ConfigurationError, match="is set, the other is not"):
         Location.of(bucket).read("a")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("Error performing PUT http://169.254.169.254/latest/api/token", "set AWS_ACCESS_KEY_ID"),
+        ("status code: 403 <Code>RequestTimeTooSkewed</Code>", "set this machine's clock"),
+        ('store: "LocalFileSystem",\n Os { code: 122, (os error 122)', "the store is full"),
+    ],
+)
+def test_what_waiting_does_not_mend_is_told_with_what_does(
+    answer: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise GenericError(answer)
+
+    monkeypatch.setattr(Location, "_opened", refuse)
+    with pytest.raises(StorageError, match=words):
+        Location.of("s3://lake/x").read("a")
+
+
+def test_a_folder_of_a_team_stays_open_and_one_that_may_not_be_written_is_told(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o2775)
+    Location.of(tmp_path.as_uri()).write("a", b"1")
+    assert tmp_path.stat().st_mode & 0o7777 == 0o2775
+    with pytest.raises(StorageError, match=r"file:///sys/kernel/a: .* mounted for writing"):
+        Location.of("file:///sys/kernel").write("a", b"")
+
+
+def test_the_largest_object_of_s3_goes_in_no_more_parts_than_s3_takes() -> None:
+    assert 5 * 1024**4 / part_bytes(5 * 1024**4) < 10_000
+    assert part_bytes(300_000_000) == 8_000_000
 
 
 def test_a_store_that_is_away_is_waited_for_and_then_named(
@@ -297,6 +335,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(
     wrong: WrongStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.kernel.location.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("tasks.kernel.location.RETRIES", 1)  # between two breaks bytes came
     location, content = Location.of(bucket), random.Random(1).randbytes(800_000)
     location.write("a", content)
     wrong.sent_bytes, wrong.breaks = 0, 3
