@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.contracts.base import TimeWindow
-from tasks.kernel.errors import ArtifactError, StorageError
+from tasks.kernel.errors import ArtifactError, StorageError, TransientError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.parts import PARTIAL, PARTS_FILE, SHARED, PartialCopy, RemoteFile, described
@@ -172,6 +172,9 @@ def test_what_needs_the_whole_completes_what_ranks_have_brought(
     assert sum(read) == snapshot.data.num_bytes - copy.num_bytes_brought
     assert there.remote(snapshot.data, snapshot.parts) is None
     copy.bring(3)
+    copy.path.unlink()
+    with pytest.raises(TransientError, match=r"made room for others.* Run again"):
+        copy.bring(4)
     whole.write_bytes(b"damaged")
     assert digest_of(there.path(snapshot.data)) == snapshot.data.sha256
 
