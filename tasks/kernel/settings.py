@@ -800,7 +800,8 @@ class StagedFolder:
 def _remove(folder: Path) -> None:
     """All of a build at once; what a killed process leaves of it goes with the next build."""
     mine = f"{STAGING}-{ProcessName.of_this().token}-{secrets.token_hex(4)}"
-    with suppress(FileNotFoundError):  # another process was first
+    # Where it is not there, another process was first.
+    with refused_writes_explained(folder), suppress(FileNotFoundError):
         aside = folder.rename(folder.with_name(mine))
         shutil.rmtree(aside, ignore_errors=True)
 
