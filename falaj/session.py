@@ -55,7 +55,10 @@ def run_flow(
     try:
         with disk_with_space(settings.home), only_run(settings.home), _prefect(context) as watched:
             from tasks.control.routing.task import keep_results  # imports Prefect
+            from tasks.metadata.identity import state_identity
 
+            if settings.location:
+                state_identity(settings)  # refuses one that is empty where it should not be
             keep_results()
             with flows_reported(watched=watched):
                 shown = work(config)

@@ -21,13 +21,19 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
 from tasks.kernel import files
-from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
+from tasks.kernel.errors import (
+    ArtifactError,
+    ConfigurationError,
+    StorageError,
+    TransientError,
+    refused_writes_explained,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
     from obstore.store import ObjectStore
 
-EXPECTED = "expected file:///folder or s3://bucket/prefix"
+EXPECTED = "expected file:///folder or s3://bucket/prefix, `#` in it written as %23"
 OBJECTS = "objects"
 # How long a store may send nothing. It is silent while it is sent much: 256 MB at 1.7 Mbit/s.
 SILENCE_LIMIT_S, UPLOAD_LIMIT_S = 60, 1200
@@ -42,12 +48,24 @@ AccessName = Literal[
     "endpoint", "region", "access_key_id", "secret_access_key", "session_token"
 ]  # fmt: skip
 MEND = "Remove it, and run the stage that makes it again, or bring a backup with `falaj restore`"
+# S3 takes 10,000 parts; some more are kept free.
+MOST_PARTS = 9_000
 # In the text of an error, since obstore has no class for it.
-_NO_BUCKET = "NoSuchBucket"
 _CUT = "InvalidRange"
-_FULL = re.compile(
-    "status code: 507|InsufficientStorage|No space left|os error 28|QuotaExceeded|StorageFull"
-)
+_REFUSALS = {
+    "NoSuchBucket": "there is no such bucket{}; make it, or correct its name or AWS_ENDPOINT_URL. "
+    "Nothing was changed",
+    "RequestTimeTooSkewed": "the clocks of this machine and of the store differ by too much{}; set "
+    "this machine's clock, best by NTP, and run again. Nothing was changed",
+    r"169\.254\.169\.254": "there is no key, and this machine has no role{}; set AWS_ACCESS_KEY_ID "
+    "and AWS_SECRET_ACCESS_KEY (~/.aws is read for raw data alone). Nothing was changed",
+    "status code: 507|InsufficientStorage|No space left|os error (28|122)|QuotaExceeded|"
+    "StorageFull": "the store is full{}; free space in it (`falaj prune` shows what may go) and "
+    "run again. What was there is unchanged",
+    r"(?s)LocalFileSystem.*code: (1|13|30),": "this user may not read or write there{}; expected "
+    "a folder of this user's, or of a group of it, mounted for writing. Mend its owner or mode, or "
+    "name another one. Nothing was changed",
+}
 
 
 @dataclass(frozen=True)
@@ -83,11 +101,12 @@ class Location:
             ConfigurationError: it is no address of a folder or of S3, or holds a password.
         """
         parts = urlsplit(url)
-        known = {"s3": bool(parts.netloc), "file": not parts.netloc}
+        known = {"s3": parts.netloc, "file": not parts.netloc and parts.path.strip("/")}
         if (
             not known.get(parts.scheme)
             or parts.username
             or parts.query
+            or parts.fragment
             or ".." in unquote(parts.path).split("/")
         ):
             raise ConfigurationError(
@@ -135,8 +154,8 @@ class Location:
         with self._explained(name):
             size = content.stat().st_size if isinstance(content, Path) else len(content)
             limit_s = SILENCE_LIMIT_S if size <= CHUNK_BYTES else UPLOAD_LIMIT_S
-            in_parts = size >= WHOLE_UPLOAD_BYTES
-            obstore.put(self._to_write(limit_s), name, content, use_multipart=in_parts)
+            store, in_parts = self._to_write(limit_s), size >= WHOLE_UPLOAD_BYTES
+            obstore.put(store, name, content, use_multipart=in_parts, chunk_size=part_bytes(size))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that nobody has written; False where somebody has."""
@@ -224,7 +243,7 @@ class Location:
             try:
                 for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                     yield bytes(chunk)
-                    done += len(chunk)
+                    done, breaks = done + len(chunk), 0
                 return
             except GenericError:
                 if (breaks := breaks + 1) > RETRIES:
@@ -266,14 +285,16 @@ class Location:
         if self.folder is None:
             access = s3_access(os.environ) if self.access is None else self.access
             return _open(self.url, tuple(access.items()), limit_s)
-        if not self.folder.exists():
-            raise FileNotFoundError(self.folder)
+        with suppress(PermissionError):  # obstore meets it too
+            if not self.folder.exists():
+                raise FileNotFoundError(self.folder)
         return _open(self.url, (), limit_s)
 
     def _to_write(self, limit_s: float) -> ObjectStore:
         """Its folder is made by the first write, not by a look."""
         if self.folder is not None:
-            files.private_folder(self.folder)
+            with refused_writes_explained(self.folder):
+                files.make_folder(self.folder)
         return self._opened(limit_s)
 
     @contextmanager
@@ -290,11 +311,10 @@ class Location:
         try:
             yield
         except (FileNotFoundError, exceptions.BaseError) as exc:
-            if _NO_BUCKET in str(exc):
-                raise StorageError(
-                    f"{where}: there is no such bucket; make it, or correct its name or "
-                    "AWS_ENDPOINT_URL. Nothing was changed"
-                ) from exc
+            for seen, sentence in _REFUSALS.items():
+                if re.search(seen, str(exc)):
+                    reason = f" ({_reason(exc)})"
+                    raise StorageError(f"{where}: {sentence.format(reason)}") from exc
             if isinstance(exc, FileNotFoundError):
                 raise
             if _CUT in str(exc):
@@ -305,15 +325,15 @@ class Location:
                     "list, read, write and delete there. Mend AWS_ACCESS_KEY_ID, "
                     "AWS_SECRET_ACCESS_KEY or the bucket's policy; nothing was changed"
                 ) from exc
-            if _FULL.search(str(exc)):
-                raise StorageError(
-                    f"{where}: the store is full ({_reason(exc)}); free space in it (`falaj prune` "
-                    "shows what may go) and run again. What was there is unchanged"
-                ) from exc
             raise TransientError(
                 f"{where}: the store does not answer as expected ({_reason(exc)}), "
                 f"tried up to {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
+
+
+def part_bytes(num_bytes: int) -> int:
+    """Bytes of each part in which so many are sent."""
+    return max(CHUNK_BYTES, num_bytes // MOST_PARTS + 1)
 
 
 def object_name(sha256: str) -> str:

@@ -14,11 +14,13 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from tasks.kernel import files
-from tasks.kernel.errors import ArtifactError, refused_writes_explained
+from tasks.kernel.errors import ArtifactError, TransientError, refused_writes_explained
 from tasks.kernel.location import MEND, Location, object_name
 from tasks.kernel.values import Contract
 
 PARTS_FILE, PARTIAL = "parts.json", ".partial"
+SHARED = ".shared.json"
+"""What the location said of a build, in the folder of its copy; as old as the last use of it."""
 NUM_LOCKS = 64
 """Files that serve as locks of the parts of one copy."""
 
@@ -82,10 +84,17 @@ class PartialCopy:
 
         Raises:
             ArtifactError: the content is absent or damaged.
-            TransientError: the location does not answer.
+            TransientError: the location does not answer, or the copy was removed meanwhile.
             StorageError: the location or the disk refuses.
         """
         start, length, sha256 = self._parts[number]
+        with suppress(FileNotFoundError):
+            os.utime(self.path.parent.with_name(SHARED))
+        if not self.path.exists():
+            raise TransientError(
+                f"{self.path} is gone: a copy that nobody used for an hour made room for others; "
+                "expected it while it is read. Run again: what is needed is brought again"
+            )
         lock = self.path.with_name(f"{self.path.name}.{number % NUM_LOCKS}.lock")
         # Two processes of a host need the same row group, one brings it.
         with files.locked(lock), self.path.open("r+b") as file:

@@ -27,6 +27,8 @@ from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
 from tasks.kernel.location import Entry, Location, object_name
 from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, described
+from tasks.kernel.parts import SHARED as SHARED
+from tasks.kernel.process import ProcessName
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +50,8 @@ SERVER_NAMES = {
 }
 """What a server's file may name, and the variables for which it stands."""
 NAME_ONE = "begin a project with `falaj init`, or name one: --project PATH, or FALAJ_FEATURE_REPO"
-VALUE, SHARED = "value.json", ".shared.json"
-"""Files of a build's folder: its value, and what the location said where it came from there."""
+VALUE = "value.json"
+"""File of a build's folder: its value."""
 NEWEST_REPORT = "newest"
 """File that holds the name of the newest report's folder."""
 SMALL_BYTES = 1_000_000
@@ -407,7 +409,8 @@ def send(path: Path, final: Path | None = None) -> None:
     there = location.entries(name)
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
         inside = file.relative_to(path)
-        hidden = any(part.startswith(".") for part in inside.parts) or file.name.endswith("lock")
+        is_lock = file.name.endswith("lock") and not file.stat().st_size  # as ours are
+        hidden = is_lock or any(part.startswith(".") for part in inside.parts)
         seen = there.get(f"{name}/{inside.as_posix()}")
         if not hidden and not (seen and _is_same(file, seen)):
             location.write(f"{name}/{inside.as_posix()}", file)
@@ -508,13 +511,15 @@ class ArtifactStore:
         with self._staging(final) as folder:
             value = build(StagedFolder(self, kind, key, folder))
             (folder / VALUE).write_text(value.model_dump_json(indent=1, by_alias=True))
-            is_first = self.location is None or self._send(self.location, kind, key, folder)
-            if is_first:
+            if self.location is None:
+                is_first = self._publish(folder, final)
+            elif is_first := self._send(self.location, kind, key, folder):
                 self._publish(folder, final)
+            if is_first:
                 self._note_build(kind, key, time.monotonic() - started)
         if is_first:
             return value
-        # Another machine was first; of the two, all use its files.
+        # Another process was first; of the two, all use its files.
         return self.build_once(kind, key, value_type, build)
 
     def find(self, kind: str, key: str, value_type: type[Value]) -> Value | None:
@@ -523,7 +528,8 @@ class ArtifactStore:
         Nothing but the value is brought here; files are when their path is asked for.
         """
         folder = self.root / kind / key
-        shared = self._shared(kind, key)
+        record = self._record(kind, key)
+        shared, seen = self._shared(kind, key, record), files.file_state(folder / VALUE)
         try:
             if shared is not None:
                 value = value_type.model_validate(shared.value)
@@ -533,9 +539,11 @@ class ArtifactStore:
             value = None
         inside = [a for a in named_artifacts(value) if self._is_inside(a, folder)]
         if value is None or not all(self._is_whole(a, shared) for a in inside):
-            shutil.rmtree(folder, ignore_errors=True)
-            if self.location is not None:
+            # Another may have built it since.
+            if self.location and record is not None and record == self._record(kind, key):
                 self.location.remove([_build_name(kind, key)])
+            if folder.exists() and files.file_state(folder / VALUE) == seen:
+                _remove(folder)
             return None
         if self.location is not None and shared is None:  # built before there was a location
             self._send(self.location, kind, key, folder)
@@ -546,12 +554,14 @@ class ArtifactStore:
         if self.location is not None:
             for key in (Path(name).stem for name in self.location.entries(f"{ARTIFACTS}/{kind}")):
                 if not (self.root / kind / key / VALUE).exists():
-                    self._shared(kind, key)
+                    self._shared(kind, key, self._record(kind, key))
         return sorted(file.parent for file in (self.root / kind).glob(f"[!.]*/{VALUE}"))
 
-    def _shared(self, kind: str, key: str) -> Build | None:
-        """What the location says of a build, noted here; None where it says nothing."""
-        content = self.location.read(_build_name(kind, key)) if self.location else None
+    def _record(self, kind: str, key: str) -> bytes | None:
+        return self.location.read(_build_name(kind, key)) if self.location else None
+
+    def _shared(self, kind: str, key: str, content: bytes | None) -> Build | None:
+        """What the location's record says of a build, noted here; None where it says nothing."""
         if content is None:
             return None
         try:
@@ -601,15 +611,17 @@ class ArtifactStore:
         folder = self.root / kind / key
         if not anew and not (folder / SHARED).exists() and (folder / VALUE).exists():
             return  # it was built here
-        shared = self._shared(kind, key)
+        shared = self._shared(kind, key, self._record(kind, key))
         if shared is None or self.location is None:
             return
         wanted = shared.below(name).items()
         lacking = [(n, sha) for n, (sha, _) in wanted if anew or not (folder / n).exists()]
-        if lacking:
-            self._make_room()
         with suppress(FileNotFoundError):
             os.utime(folder / SHARED)
+        if lacking:
+            with suppress(FileNotFoundError):  # another process makes room too
+                self._make_room()
+        with suppress(FileNotFoundError):
             for file, sha256 in lacking:
                 path, target = folder / PARTIAL / file, folder / file
                 if path.exists() and not anew:
@@ -635,14 +647,14 @@ class ArtifactStore:
             raise ConfigurationError(
                 f"FALAJ_CACHE_GB is {named!r}; expected a number of gigabytes. Nothing was brought"
             ) from exc
-        copies = [file.parent for file in self.root.glob(f"*/*/{SHARED}")]
+        copies = [file.parent for file in self.root.glob(f"*/[!.]*/{SHARED}")]
         sizes = {folder: files.disk_use(folder) for folder in copies}
         used = {folder: (folder / SHARED).stat().st_mtime for folder in copies}
         total = sum(sizes.values())
         for folder in sorted(copies, key=used.__getitem__):
             if total <= limit or time.time() - used[folder] < CACHE_KEPT_S:
                 return
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             total -= sizes[folder]
 
     @property
@@ -676,7 +688,7 @@ class ArtifactStore:
         path = self._locate(artifact.uri)
         if self.location is not None:
             self._bring(artifact.uri)
-            if verify and path.exists() and files.digest_of(path) != artifact.sha256:
+            if not path.exists() or (verify and files.digest_of(path) != artifact.sha256):
                 self._bring(artifact.uri, anew=True)
         if not path.exists():
             raise ArtifactError(
@@ -746,16 +758,19 @@ class ArtifactStore:
                 yield folder
 
     @staticmethod
-    def _publish(folder: Path, final: Path) -> None:
+    def _publish(folder: Path, final: Path) -> bool:
+        """Show a build; False where another process was first."""
         for path in folder.rglob("*"):
             if path.is_file():
                 files.flush_to_disk(path)
         try:
             folder.rename(final)
         except OSError:
-            if not (final / "value.json").exists():  # else another process was first: same content
+            if not (final / VALUE).exists():
                 raise
+            return False
         files.flush_to_disk(final.parent)
+        return True
 
 
 @dataclass(frozen=True)
@@ -780,6 +795,15 @@ class StagedFolder:
         """Describe the parts of the Parquet file `name`, so that they can be brought alone."""
         (self.path / PARTS_FILE).write_text(described(self.path / name))
         return self.artifact(PARTS_FILE)
+
+
+def _remove(folder: Path) -> None:
+    """All of a build at once; what a killed process leaves of it goes with the next build."""
+    mine = f"{STAGING}-{ProcessName.of_this().token}-{secrets.token_hex(4)}"
+    # Where it is not there, another process was first.
+    with refused_writes_explained(folder), suppress(FileNotFoundError):
+        aside = folder.rename(folder.with_name(mine))
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _build_name(kind: str, key: str) -> str:

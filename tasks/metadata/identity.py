@@ -31,7 +31,7 @@ def state_identity(settings: Settings) -> str:
 
     Raises:
         ConfigurationError: the state folder holds copies of another location than the one that is
-            set.
+            set, or that one is empty: not mounted, perhaps.
         TransientError, StorageError: the location or the database does not answer, or refuses.
     """
     file = settings.home / FILE
@@ -44,12 +44,13 @@ def state_identity(settings: Settings) -> str:
         url = settings.location.url
         new = (known or token_hex(8)).encode()
         shared = settings.location.read(FILE)
-        if known and (shared != new if shared else kind == "of" and of != url):
-            there = f"is the state {shared.decode()}" if shared else "holds none"
+        if known and (shared != new if shared else kind == "of"):
+            there = f"is the state {shared.decode()}" if shared else f"has no object `{FILE}`"
             raise ConfigurationError(
-                f"{settings.home} holds copies of the state {known}, and {url} {there}. Set "
-                "FALAJ_STATE to the location of the first, or FALAJ_HOME to another folder. "
-                "Nothing was changed"
+                f"{settings.home} holds copies of the state {known}, and {url} {there}; expected "
+                f"{known}. Mount it if it is not mounted, set FALAJ_STATE and AWS_ENDPOINT_URL to "
+                "the location of these copies, or FALAJ_HOME to another folder. If that state was "
+                f"given up on purpose, remove {file}. Nothing was changed"
             )
         if shared is None:
             _check_conditions(settings.location)

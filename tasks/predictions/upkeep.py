@@ -105,18 +105,30 @@ def _keep_day(home: Path, folder: Path, writer: SegmentWriter, *, is_finished: b
 
 
 def _is_whole(home: Path, segment: Path) -> bool:
-    """Read all of a segment; a damaged one is moved out of the log, where nobody reads it."""
+    """Read all of a segment; a damaged one is moved out of the log, where nobody reads it.
+
+    A damaged copy of what machines share is brought again: that one may be whole.
+    """
+    if (fault := _fault(segment)) is None:
+        return True
+    aside = private_folder(log.log_root(home) / "damaged")
+    day = segment.parent
+    aside = segment.rename(aside / f"{day.parent.name}.{day.name}.{segment.name}")
+    if bring(segment).exists() and _fault(segment) is None:
+        aside.unlink()
+        return True
+    logger.error("%s", damaged(segment, fault))
+    drop(segment)
+    return False
+
+
+def _fault(segment: Path) -> Exception | None:
     try:
         for _ in _row_groups(segment, page_checksum_verification=True):
             pass
     except (OSError, pa.ArrowException) as exc:
-        logger.error("%s", damaged(segment, exc))
-        aside = private_folder(log.log_root(home) / "damaged")
-        day = segment.parent
-        segment.rename(aside / f"{day.parent.name}.{day.name}.{segment.name}")
-        drop(segment)
-        return False
-    return True
+        return exc
+    return None
 
 
 def _row_groups(segment: Path, **options: bool) -> Iterator[pa.Table]:

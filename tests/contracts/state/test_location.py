@@ -4,16 +4,20 @@ import json
 import random
 import shutil
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import GenericError
 
 import falaj
 from infra.platform.health import check_copy
+from tasks.contracts.base import Artifact
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import digest_of
-from tasks.kernel.location import Location, object_name
+from tasks.kernel.location import Location, object_name, part_bytes
 from tasks.kernel.settings import (
     ArtifactStore,
     Settings,
@@ -26,8 +30,14 @@ from tasks.kernel.settings import (
     send,
 )
 from tasks.metadata.identity import check_state, state_identity
+from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.schema import model_folder
+from tasks.predictions.segments import SegmentWriter
+from tasks.predictions.upkeep import keep_up
+from tests.support.data.builders import frame
 from tests.support.host.wrong_store import WrongStore
 from tests.support.services.servers import s3_server
+from tests.support.serving.served_rows import MODEL, NOW, batch_of, open_log, rows_of
 from tests.support.state import become, build_notes, make_bucket
 
 
@@ -108,18 +118,23 @@ def test_what_one_machine_built_another_uses_and_brings_only_what_it_reads(
     assert [folder.name for folder in there.folders("notes")] == ["k"]
 
 
-def test_of_two_that_build_at_once_both_use_what_the_first_wrote(url: str, tmp_path: Path) -> None:
-    late, early = (ArtifactStore(tmp_path / name, Location.of(url)) for name in ("a", "b"))
-    first = build_notes(early, "early")
-    found = late.find
+@pytest.mark.parametrize("on_one_machine", [False, True])
+def test_of_two_that_build_at_once_both_use_what_the_first_wrote(
+    url: str, on_one_machine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = ArtifactStore(tmp_path / "a", None if on_one_machine else Location.of(url))
+    early = late if on_one_machine else ArtifactStore(tmp_path / "b", late.location)
+    first = []
 
-    def not_there_yet(*_: object) -> None:
-        late.__dict__.pop("find")
+    def a_moment_later(_: object) -> Iterator[Artifact]:  # than the late one looked
+        monkeypatch.undo()
+        first.append(build_notes(early, "early"))
+        return iter(())
 
-    late.__dict__["find"] = not_there_yet  # as it is for who looked a moment before
-    assert build_notes(late, "late") == first
-    assert late.path(first.text).read_text() == "early"
-    assert found.__self__ is late
+    monkeypatch.setattr("tasks.kernel.settings.named_artifacts", a_moment_later)
+    assert [build_notes(late, "late")] == first
+    assert [store.path(first[0].text).read_text() for store in (late, early)] == ["early"] * 2
+    assert late.num_builds + early.num_builds == 1 + on_one_machine
 
 
 def test_a_copy_that_was_damaged_is_brought_again(url: str, tmp_path: Path) -> None:
@@ -129,6 +144,9 @@ def test_a_copy_that_was_damaged_is_brought_again(url: str, tmp_path: Path) -> N
     assert there.path(made.text).read_text() == "hello"
     (there.path(made.pages) / "1").unlink()
     assert (there.path(made.pages) / "1").read_text() == "one hello"
+    for name in (".shared.json", "note.txt"):  # as an older release left it that was killed
+        (there.root / "notes" / "k" / name).unlink()
+    assert there.path(build_notes(there).text).read_text() == "hello"
 
 
 def test_a_build_whose_content_is_gone_or_damaged_is_built_again(url: str, tmp_path: Path) -> None:
@@ -161,7 +179,7 @@ def test_copies_that_were_not_used_for_long_make_room(
     monkeypatch.setenv("FALAJ_CACHE_GB", "0.0002")
     for notes in made:
         there.path(notes.text)
-    assert not (there.root / "notes" / "k1").exists()
+    assert sorted(path.name for path in (there.root / "notes").iterdir()) == ["k2", "k3"]
     monkeypatch.setenv("FALAJ_CACHE_GB", "ten")
     with pytest.raises(ConfigurationError, match="FALAJ_CACHE_GB is 'ten'; expected a number"):
         there.path(made[0].text)
@@ -179,7 +197,9 @@ def test_files_of_the_state_are_the_same_on_all_machines(
     (a / "run" / "deep").mkdir(parents=True)
     (a / "run" / "model").write_bytes(b"m" * 2_000_000)
     (a / "run" / "deep" / "x.json").write_text("{}")
-    (a / "run" / ".hidden").touch()
+    (a / "run" / "uv.lock").write_text("of a model")
+    for hidden in (".hidden", "deep/lock"):
+        (a / "run" / hidden).touch()
     send(a / "run")
     assert claim(a / "secrets" / "key", "of a", private=True) == b"of a"
 
@@ -188,7 +208,7 @@ def test_files_of_the_state_are_the_same_on_all_machines(
     append(b / "audit" / "lines", ["three"])
     assert [path.name for path in children(b)] == ["audit", "run", "secrets"]
     assert (bring(b / "run") / "model").stat().st_size == 2_000_000
-    assert sorted(p.name for p in (b / "run").rglob("*")) == ["deep", "model", "x.json"]
+    assert sorted(p.name for p in (b / "run").rglob("*")) == ["deep", "model", "uv.lock", "x.json"]
     assert claim(b / "secrets" / "key", "of b", private=True) == b"of a"
     assert (b / "secrets" / "key").stat().st_mode & 0o077 == 0
     drop(b / "run" / "model")
@@ -196,11 +216,28 @@ def test_files_of_the_state_are_the_same_on_all_machines(
     become(monkeypatch, a, url)
     assert bring(a / "audit" / "lines").read_text() == "one\ntwo\nthree\n"
     bring(a / "run", exact=True)
-    assert sorted(path.name for path in (a / "run").iterdir()) == [".hidden", "deep"]
+    assert sorted(path.name for path in (a / "run").iterdir()) == [".hidden", "deep", "uv.lock"]
+
+
+def test_a_damaged_copy_of_a_segment_is_brought_again_and_what_is_shared_stays(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, tmp_path, url)
+    for ids in ("abc", "def"):
+        with open_log(tmp_path) as opened:
+            opened.served(batch_of(frame(3), list(ids)))
+    segments = sorted(model_folder(tmp_path, MODEL).glob("day=*/*.parquet"))
+    segments[0].write_bytes(bytes(segments[0].stat().st_size))
+    monkeypatch.setattr("tasks.kernel.settings.SMALL_BYTES", 0)  # so its size alone is compared
+    with SegmentWriter(tmp_path) as writer:
+        keep_up(tmp_path, writer, PredictionLogConfig(), NOW + timedelta(days=2))
+    assert len(rows_of(tmp_path, ["request_id"])) == 6
+    assert not list((tmp_path / "predictions" / "damaged").iterdir())
 
 
 @pytest.mark.parametrize(
-    "wrong", ["lake/x", "http://host/x", "s3:///x", "file://host/x", "s3://k:hunter2@lake/x"]
+    "wrong",
+    "lake/x http://host/x s3:///x file://host/x s3://k:hunter2@lake/x file:/// file:///x#2".split(),
 )
 def test_what_is_no_location_is_refused_without_showing_a_password(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="expected file:///folder or s3://") as refused:
@@ -220,6 +257,40 @@ def test_wrong_keys_and_a_bucket_that_is_not_there_are_told(
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ConfigurationError, match="is set, the other is not"):
         Location.of(bucket).read("a")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("Error performing PUT http://169.254.169.254/latest/api/token", "set AWS_ACCESS_KEY_ID"),
+        ("status code: 403 <Code>RequestTimeTooSkewed</Code>", "set this machine's clock"),
+        ('store: "LocalFileSystem",\n Os { code: 122, (os error 122)', "the store is full"),
+    ],
+)
+def test_what_waiting_does_not_mend_is_told_with_what_does(
+    answer: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise GenericError(answer)
+
+    monkeypatch.setattr(Location, "_opened", refuse)
+    with pytest.raises(StorageError, match=words):
+        Location.of("s3://lake/x").read("a")
+
+
+def test_a_folder_of_a_team_stays_open_and_one_that_may_not_be_written_is_told(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o2775)
+    Location.of(tmp_path.as_uri()).write("a", b"1")
+    assert tmp_path.stat().st_mode & 0o7777 == 0o2775
+    with pytest.raises(StorageError, match=r"file:///sys/kernel/a: .* mounted for writing"):
+        Location.of("file:///sys/kernel").write("a", b"")
+
+
+def test_the_largest_object_of_s3_goes_in_no_more_parts_than_s3_takes() -> None:
+    assert 5 * 1024**4 / part_bytes(5 * 1024**4) < 10_000
+    assert part_bytes(300_000_000) == 8_000_000
 
 
 def test_a_store_that_is_away_is_waited_for_and_then_named(
@@ -264,9 +335,10 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(
     wrong: WrongStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.kernel.location.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("tasks.kernel.location.RETRIES", 1)  # between two breaks bytes came
     location, content = Location.of(bucket), random.Random(1).randbytes(800_000)
     location.write("a", content)
-    wrong.sent_bytes, wrong.breaks = 0, 3
+    wrong.sent_bytes, wrong.breaks = 0, 6
     location.bring("a", tmp_path / "a")
     assert (wrong.breaks, (tmp_path / "a").read_bytes()) == (0, content)
     assert wrong.sent_bytes < 2 * len(content)
@@ -329,6 +401,13 @@ def test_copies_of_another_state_are_noticed(
     become(monkeypatch, tmp_path / "b", f"{url}-another")
     with pytest.raises(ConfigurationError, match="holds copies of the state"):
         check_state(Settings.from_environment())
+    become(monkeypatch, tmp_path / "b", url)
+    name = Location.of(url).read("identity") or b""
+    Location.of(url).remove(["identity"])  # as where it is not mounted
+    with pytest.raises(ConfigurationError, match="Mount it if it is not mounted"):
+        check_state(Settings.from_environment())
+    assert not Location.of(url).entries("")
+    Location.of(url).write("identity", name)
     become(monkeypatch, tmp_path / "a", url)
     monkeypatch.delenv("FALAJ_STATE")
     with pytest.raises(ConfigurationError, match=r"location differ.*FALAJ_STATE"):

@@ -23,7 +23,7 @@ VARIABLES = {
     "FALAJ_FEATURE_REPOS": "Several projects to deploy, separated by colons.",
     "FALAJ_PROFILE": "Stores of the feature repository: `local`, `server`, `cluster`, or your own.",
     "FALAJ_DATABASE_URL": "Metadata database that several hosts share; else SQLite.",
-    "FALAJ_CACHE_GB": "Bound of the copies of artifacts from `FALAJ_STATE`; else 50.",
+    "FALAJ_CACHE_GB": "Bound of the copies that a machine brings from `FALAJ_STATE`; else 50.",
     "FALAJ_EXPECTED_STATE": "Identity of the state that a run has to work on; set by Falaj.",
     "FALAJ_LEASES": "Folder of the leases of devices that several platforms of a host share.",
     "FALAJ_LEASE": "Lease that a process runs under; set by Falaj.",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -14,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.contracts.base import TimeWindow
-from tasks.kernel.errors import ArtifactError, StorageError
+from tasks.kernel.errors import ArtifactError, StorageError, TransientError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
-from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, described
+from tasks.kernel.parts import PARTIAL, PARTS_FILE, SHARED, PartialCopy, RemoteFile, described
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.data.decode import SnapshotFile
 from tests.support.data.builders import COLUMNS, dataset, frame, month
@@ -161,13 +162,19 @@ def test_what_needs_the_whole_completes_what_ranks_have_brought(
     remote = there.remote(snapshot.data, snapshot.parts)
     assert remote is not None
     copy = PartialCopy(remote, Location.of(remote.url))
+    used = copy.path.parent.with_name(SHARED)
     for number in (0, 5, -1):
+        os.utime(used, (0, 0))
         copy.bring(number)
+        assert used.stat().st_mtime > 0, "what is in use is not removed for others"
     read = counted_reads(monkeypatch)
     whole = there.path(snapshot.data)
     assert sum(read) == snapshot.data.num_bytes - copy.num_bytes_brought
     assert there.remote(snapshot.data, snapshot.parts) is None
     copy.bring(3)
+    copy.path.unlink()
+    with pytest.raises(TransientError, match=r"made room for others.* Run again"):
+        copy.bring(4)
     whole.write_bytes(b"damaged")
     assert digest_of(there.path(snapshot.data)) == snapshot.data.sha256
 
