@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,24 @@ def test_flags_are_read_as_x86_and_arm_name_them(tmp_path: Path) -> None:
         ({"cpu-a": {"description": "a", "requires": {"tpu": 1}}}, "requires.tpu.*Requirements are"),
         ({"cpu-a": {"description": "a", "requires": {"gpu": {}}}}, "must begin with 'gpu'"),
         ({"tpu-a": {"description": "a"}}, "pattern"),
+        *(
+            ({name: {"description": "a"}}, f"{re.escape(name)} cannot name")
+            for name in ("cpu-a..b", "cpu-.a", "cpu-a.", "cpu-" + 47 * "a")
+        ),
+        ({"cpu-1": {"description": "a"}}, "cpu-1 is what a further worker of cpu"),
+        ({name: {"description": "a"} for name in ("cpu-a", "cpu-a-2")}, "worker of cpu-a"),
         ({"gpu-a": {"description": "a", "requires": {"gpu": {"vendor": "amd"}}}}, "nvidia"),
     ],
 )
 def test_a_file_that_is_wrong_says_where(tmp_path: Path, content: object, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         read_classes(write(tmp_path, content))
+
+
+def test_names_that_a_cluster_takes_are_taken(tmp_path: Path) -> None:
+    names = ("cpu-amx", "cpu-a1.2-b", "cpu-1a", "cpu-b-4090", "cpu-" + 46 * "a")
+    found = read_classes(write(tmp_path, {name: {"description": "a"} for name in names}))
+    assert {*names} < found.keys()
 
 
 def test_a_run_sees_the_gpus_of_its_class_alone_and_refuses_a_host_that_is_not_of_it(
