@@ -91,11 +91,14 @@ class PrefectApi:
         return list(self._call("POST", path, {"limit": PAGE}))
 
     def expected_state(self, pool: str) -> str | None:
-        """Identity of the state that runs of a pool work on; None where none is deployed to it."""
-        query = {"work_pools": {"name": {"any_": [pool]}}, "limit": 1}
-        for deployment in self._call("POST", "/deployments/filter", query):
-            return str(deployment["job_variables"].get("env", {}).get(EXPECTED) or "") or None
-        return None
+        """Identity of the state that runs of a pool work on; None where none is deployed to it.
+
+        A person's own deployments there name none.
+        """
+        query: Json = {"work_pools": {"name": {"any_": [pool]}}}
+        found = self._all("/deployments/filter", query)
+        named = (one["job_variables"].get("env", {}).get(EXPECTED) for one in found)
+        return next((str(identity) for identity in named if identity), None)
 
     def planned_runs(self, after: str) -> list[Json]:
         """Runs that the scheduler has made for later than `after` (ISO, zone), the next first."""
@@ -108,15 +111,10 @@ class PrefectApi:
     ) -> list[Json]:
         """All flow runs in these states, of these pools, that Prefect's filters let through."""
         wanted = {"state": {"type": {"any_": [*states]}}, **filters}
-        query: Json = {"flow_runs": wanted, "sort": "START_TIME_ASC", "limit": PAGE}
+        query: Json = {"flow_runs": wanted, "sort": "START_TIME_ASC"}
         if pools is not None:
             query["work_pools"] = {"name": {"any_": sorted(pools)}}
-        found: list[Json] = []
-        while True:
-            page = self._call("POST", "/flow_runs/filter", {**query, "offset": len(found)})
-            found += page
-            if len(page) < PAGE:
-                return found
+        return self._all("/flow_runs/filter", query)
 
     def states(self, run_id: str) -> list[Json]:
         """All states that a flow run has been in."""
@@ -145,6 +143,14 @@ class PrefectApi:
         """Write a final state that nobody else will write any more."""
         final = {"type": state, "name": state.capitalize(), "message": message}
         self._call("POST", f"/flow_runs/{run_id}/set_state", {"state": final, "force": True})
+
+    def _all(self, path: str, query: Json) -> list[Json]:
+        found: list[Json] = []
+        while True:
+            page = self._call("POST", path, {**query, "limit": PAGE, "offset": len(found)})
+            found += page
+            if len(page) < PAGE:
+                return found
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
         """Send, and send again where the server is busy: SQLite has one writer at a time.

@@ -321,7 +321,7 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
 
     Raises:
         ConfigurationError: this machine works on another state than the platform, is not of the
-            pool's hardware class, or the platform has deployed nothing to the pool.
+            pool's hardware class or does not know it, or nothing is deployed to the pool.
         TransientError: the platform does not answer.
     """
     api, password = environment.get("PREFECT_API_URL"), environment.get("PREFECT_API_AUTH_STRING")
@@ -330,8 +330,14 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
             "PREFECT_API_URL is not set; expected the address of the platform's Prefect server, "
             "such as https://falaj.example.org/api. Nothing was started"
         )
-    wanted = read_classes(settings.home, environment).get(pool)
-    if wanted is not None and (lacking := Host.this().lacks(wanted.requires)):
+    classes = read_classes(settings.home, environment)
+    if pool not in (COORDINATOR, *classes):
+        raise ConfigurationError(
+            f"nothing on this machine describes the hardware class {pool!r}; described are "
+            f"{', '.join(classes)}. Copy hardware.yaml from the platform's state folder to "
+            f"{settings.home}, or name another pool. Nothing was started"
+        )
+    if pool in classes and (lacking := Host.this().lacks(classes[pool].requires)):
         raise ConfigurationError(
             f"this machine is not of hardware class {pool!r}: {'; '.join(lacking)}. Name the pool "
             "of a class that it has, or describe one in hardware.yaml. Nothing was started"
