@@ -10,6 +10,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
-from infra.platform.files import CutRun
+from infra.platform.config import COORDINATOR
+from infra.platform.files import CutRun, now
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.metadata.identity import EXPECTED
 
@@ -32,6 +34,9 @@ PAGE = 200
 """The server's own limit for one response."""
 
 UNFINISHED = ("RUNNING", "PENDING", "CANCELLING")
+URGENT = "urgent"
+"""The queue of short runs, which start no stages."""
+NO_SLOT = "AwaitingConcurrencySlot"
 WORKER_LABEL = "prefect.worker.name"
 BUSY_CODES = (429, 502, 503)
 BUSY_DELAYS_S = (0.3, 1.0, 2.0, 4.0)
@@ -80,6 +85,11 @@ class PrefectApi:
     def pools(self) -> list[Json]:
         """All work pools."""
         return list(self._call("POST", "/work_pools/filter", {"limit": PAGE}))
+
+    def pool(self, name: str) -> tuple[Json, list[Json]]:
+        """A work pool, and its queues."""
+        path = f"/work_pools/{quote(name, safe='')}"
+        return self._call("GET", path), self._all(f"{path}/queues/filter", {})
 
     def pause_pool(self, name: str, *, paused: bool) -> None:
         """Stop a pool from handing out runs, or let it again."""
@@ -238,6 +248,44 @@ def runs_of(api: PrefectApi, workers: Mapping[str, str]) -> list[Json]:
     names = set(workers.values())
     runs = api.runs(UNFINISHED, workers)
     return [run for run in runs if (run.get("labels") or {}).get(WORKER_LABEL) in names]
+
+
+def num_running_loops(api: PrefectApi) -> int:
+    """Running coordinators that hand out stages; what runs in the queue `urgent` does not.
+
+    Raises:
+        TransientError: the server does not answer.
+    """
+    running = api.runs(["RUNNING"], [COORDINATOR])
+    return sum(run["work_queue_name"] != URGENT for run in running)
+
+
+def demand(api: PrefectApi, pool: str) -> tuple[int, int]:
+    """Runs of a pool that a worker would be given now, and those in progress.
+
+    Held on purpose, and not given: those of a paused pool or queue, those beyond a limit, and
+    those that wait for another run of their deployment.
+
+    Raises:
+        ConfigurationError: there is no such pool.
+        TransientError: the server does not answer.
+    """
+    due = api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": now().isoformat()})
+    active = api.runs(UNFINISHED, [pool])
+    if not due:
+        return 0, len(active)
+    at_work = {run["deployment_id"] for run in active}
+    waiting = [r for r in due if r["state_name"] != NO_SLOT or r["deployment_id"] not in at_work]
+    described, queues = api.pool(pool)
+    by_queue = [Counter(run["work_queue_name"] for run in runs) for runs in (waiting, active)]
+    given = sum(_within(queue, *(n[queue["name"]] for n in by_queue)) for queue in queues)
+    return _within(described, given, len(active)), len(active)
+
+
+def _within(place: Json, due: int, active: int) -> int:
+    """How many runs a pool or queue gives away of those that are due."""
+    limit = due + active if place["concurrency_limit"] is None else place["concurrency_limit"]
+    return 0 if place["is_paused"] else max(0, min(due, limit - active))
 
 
 def end_cut_off(api: PrefectApi, workers: Mapping[str, str], reason: str) -> list[CutRun]:

@@ -28,7 +28,15 @@ from infra.orchestration.client import (
     server_settings,
 )
 from infra.orchestration.embedded import free_port
-from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
+from infra.platform.api import (
+    PROBE_TIMEOUT_S,
+    NotFoundError,
+    PrefectApi,
+    answers,
+    demand,
+    end_cut_off,
+    num_running_loops,
+)
 from infra.platform.config import (
     CONFIG_VARIABLE,
     COORDINATOR,
@@ -538,15 +546,13 @@ def worker_group(plan: Plan, pool: str) -> Group:
 
     def measure(members: Sequence[Child]) -> Load | None:
         """By runs due or in progress. A loop asks for none before it sees a worker: one stays."""
-        api, until = plan.api, now().isoformat()
         try:
-            due = api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": until})
-            active = api.runs(["PENDING", "RUNNING", "CANCELLING"], [pool])
-            loops = [] if pool == COORDINATOR else api.runs(["RUNNING"], [COORDINATOR])
+            due, active = demand(plan.api, pool)
+            loops = 0 if pool == COORDINATOR else num_running_loops(plan.api)
         except (TransientError, ConfigurationError):
             return None
-        waiting = max(len(due) + len(active), min(len(loops), 1))
-        return Load(len(members), _num_up(members), waiting, is_held=bool(active))
+        waiting = max(due + active, min(loops, 1))
+        return Load(len(members), _num_up(members), waiting, is_held=active > 0)
 
     rule = plan.config.rule(pool)
     return Group(rule, lambda n: _child(plan, worker_service(plan, pool, n)), measure)
