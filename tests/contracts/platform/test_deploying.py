@@ -21,7 +21,6 @@ from flows.config import PipelineConfig, read_pipeline_config
 from flows.stages import hours_or_newest, run_name
 from infra.deploying.automations import decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
-from infra.platform import api as platform_api
 from tasks.contracts.base import TimeWindow
 from tasks.features.tables.ledger import Ledger
 from tests.support.host.processes import run_python, wait_until
@@ -225,19 +224,6 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     assert "deployment training/gpu-other: is no longer deployed" in "".join(alone.notes)
     removed = redeploy(plan, prune=True).written
     assert {f"{label} (removed)" for label in further} == set(removed)
-
-
-def test_a_persons_own_deployment_on_a_pool_does_not_hide_its_state(
-    api: PrefectApi, plan: Plan
-) -> None:
-    async def deploy_own(client: PrefectClient) -> None:
-        flow_id = await client.create_flow_from_name("of-a-person")
-        await client.create_deployment(flow_id, "a", work_pool_name="cpu")  # the first by its name
-
-    on_server(deploy_own)
-    asked = platform_api.PrefectApi(api.url, api.auth_string)
-    assert asked.expected_state("cpu") == plan.deployments[0].state
-    assert asked.expected_state("hosts") is None
 
 
 def test_the_whole_file_deploys(plan: Plan) -> None:

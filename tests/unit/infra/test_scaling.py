@@ -5,12 +5,9 @@ from datetime import timedelta
 
 import kubernetes_validate
 import pytest
-import sqlglot
 from hypothesis import given
 from hypothesis import strategies as st
-from prefect.server.database.orm_models import Base
 from pydantic import ValidationError
-from sqlglot import expressions as exp
 
 from infra.platform import supervisor
 from infra.platform.config import PlatformConfig
@@ -196,15 +193,3 @@ def test_a_cluster_gets_the_same_rules() -> None:
     assert trigger["authenticationRef"] == {"name": names}
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
     assert not manifests({}, "falaj")
-
-
-def test_the_query_of_a_cluster_names_columns_that_prefect_has() -> None:
-    (workers, _) = manifests({"cpu": BATCH}, "falaj")
-    query = sqlglot.parse_one(
-        workers["spec"]["triggers"][0]["metadata"]["query"], dialect="postgres"
-    )
-    columns = [column for column in query.find_all(exp.Column) if column.table]
-    assert len(columns) >= 8
-    for column in columns:
-        table = "flow_run" if column.table == "other" else column.table
-        assert column.name in Base.metadata.tables[table].columns

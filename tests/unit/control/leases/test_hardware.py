@@ -96,12 +96,6 @@ def test_a_file_that_is_wrong_says_where(tmp_path: Path, content: object, said: 
         read_classes(write(tmp_path, content))
 
 
-def test_names_that_a_cluster_takes_are_taken(tmp_path: Path) -> None:
-    names = ("cpu-amx", "cpu-a1.2-b", "cpu-1a", "cpu-b-4090", "cpu-" + 46 * "a")
-    found = read_classes(write(tmp_path, {name: {"description": "a"} for name in names}))
-    assert {*names} < found.keys()
-
-
 def test_a_run_sees_the_gpus_of_its_class_alone_and_refuses_a_host_that_is_not_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
