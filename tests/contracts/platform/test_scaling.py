@@ -32,7 +32,7 @@ RUNS = [
 ]
 """Queue, deployment, type and name of the state, and when it is due, in seconds from now."""
 GIVEN, ACTIVE = 2 + 1 + 1, 3
-TABLES = ("work_pool", "work_queue", "flow_run")
+DIALECT, TABLES = postgresql.dialect(), ("work_pool", "work_queue", "flow_run")
 
 
 def test_what_a_worker_would_be_given_counts_and_what_is_held_on_purpose_does_not(
@@ -43,8 +43,7 @@ def test_what_a_worker_would_be_given_counts_and_what_is_held_on_purpose_does_no
     monkeypatch.setattr(platform_api, "COORDINATOR", pool)
 
     def ask(path: str, method: str = "POST", **body: object) -> Any:
-        url = f"{prefect_api.url}/{path}"
-        reply = httpx.request(method, url, json=body, headers=header).raise_for_status()
+        reply = httpx.request(method, f"{api.url}/{path}", json=body, headers=header)
         return reply.json() if reply.content else None
 
     flow, pools = ask("flows/", name=pool)["id"], f"work_pools/{pool}"
@@ -54,17 +53,19 @@ def test_what_a_worker_would_be_given_counts_and_what_is_held_on_purpose_does_no
     for queue, name, kind, state, due_s in RUNS:
         # The first by its name is a person's own.
         told = {} if name == "a" else {"env": {platform_api.EXPECTED: "state"}}
-        of = {"name": name, "flow_id": flow, "work_pool_name": pool, "job_variables": told}
+        of = ask("deployments/", name=name, flow_id=flow, work_pool_name=pool, job_variables=told)
         due = {"scheduled_time": str(datetime.now(UTC) + timedelta(seconds=due_s))}
-        first = {"type": "SCHEDULED", "state_details": due}
-        path = f"deployments/{ask('deployments/', **of)['id']}/create_flow_run"
-        run = ask(path, state=first, work_queue_name=queue)["id"]
-        then = {"type": kind, "name": state, "state_details": due}
-        ask(f"flow_runs/{run}/set_state", state=then, force=True)
+        begun = {"type": kind, "name": state, "state_details": due}
+        run = ask(f"deployments/{of['id']}/create_flow_run", state=begun, work_queue_name=queue)
     assert api.expected_state(pool) == "state"
 
     with postgres_server(tmp_path) as uri, psycopg.connect(uri, autocommit=True) as database:
-        make_tables(database)
+        for kind in ("state_type", "work_queue_status", "work_pool_status"):
+            database.execute(f"CREATE DOMAIN {kind} AS text".encode())
+        for table in TABLES:
+            known = Base.metadata.tables[table].columns
+            columns = ", ".join(f'"{c.name}" {c.type.compile(DIALECT)}' for c in known)
+            database.execute(f"CREATE TABLE {table} ({columns}, PRIMARY KEY (id))".encode())
 
         def by_query(name: str = pool) -> int:
             described, queues = api.pool(pool)
@@ -74,31 +75,16 @@ def test_what_a_worker_would_be_given_counts_and_what_is_held_on_purpose_does_no
                 filled = f"SELECT * FROM json_populate_recordset(NULL::{table}, %s)"
                 database.execute(f"TRUNCATE {table}".encode())
                 database.execute(f"INSERT INTO {table} {filled}".encode(), [json.dumps(rows)])
-            workers = manifests({name: ScalingRule(least=0)}, "falaj")[0]
+            [workers, _] = manifests({name: ScalingRule(least=0)}, "falaj")
             query = workers["spec"]["triggers"][0]["metadata"]["query"]
-            query = query.replace("'coordinator'", f"'{pool}'") if name != pool else query
+            query = query.replace("'coordinator'", f"'{pool}'")
             return int(database.execute(query.encode()).fetchall()[0][0])
 
-        def counted() -> tuple[int, int, int]:
-            return *platform_api.demand(api, pool), by_query()
-
-        assert counted() == (GIVEN, ACTIVE, GIVEN + ACTIVE)
-        ask(pools, "PATCH", concurrency_limit=ACTIVE + 3)
-        assert counted() == (3, ACTIVE, 3 + ACTIVE)
-        ask(pools, "PATCH", is_paused=True)
-        assert counted() == (0, ACTIVE, ACTIVE)
+        limit = {"concurrency_limit": ACTIVE + 3}
+        for given, change in ((GIVEN, {}), (3, limit), (0, {"is_paused": True})):
+            ask(pools, "PATCH", **change)
+            seen = (*platform_api.demand(api, pool), by_query())
+            assert seen == (given, ACTIVE, given + ACTIVE)
         assert platform_api.num_running_loops(api) == by_query("gpu") == 1
-        ask(f"flow_runs/{run}/set_state", state={"type": "COMPLETED"}, force=True)
+        ask(f"flow_runs/{run['id']}/set_state", state={"type": "COMPLETED"}, force=True)
         assert platform_api.num_running_loops(api) == by_query("gpu") == 0, "one is urgent"
-
-
-def make_tables(database: psycopg.Connection) -> None:
-    """Prefect's tables, with the columns of its own models."""
-    for table in TABLES:
-        types = {c.name: c.type for c in Base.metadata.tables[table].columns}
-        for kind in types.values():
-            if values := getattr(kind, "enums", None):
-                database.execute(f"CREATE TYPE {kind.name} AS ENUM {(*values,)}".encode())
-        columns = [f'"{name}" {t.compile(postgresql.dialect())}' for name, t in types.items()]
-        text = f"CREATE TABLE {table} ({', '.join(columns)}, PRIMARY KEY (id))"
-        database.execute(text.encode())
