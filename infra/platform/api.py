@@ -10,6 +10,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
-from infra.platform.files import CutRun
+from infra.platform.config import COORDINATOR
+from infra.platform.files import CutRun, now
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.metadata.identity import EXPECTED
 
@@ -32,6 +34,9 @@ PAGE = 200
 """The server's own limit for one response."""
 
 UNFINISHED = ("RUNNING", "PENDING", "CANCELLING")
+URGENT = "urgent"
+"""The queue of short runs, which start no stages."""
+NO_SLOT = "AwaitingConcurrencySlot"
 WORKER_LABEL = "prefect.worker.name"
 BUSY_CODES = (429, 502, 503)
 BUSY_DELAYS_S = (0.3, 1.0, 2.0, 4.0)
@@ -81,6 +86,11 @@ class PrefectApi:
         """All work pools."""
         return list(self._call("POST", "/work_pools/filter", {"limit": PAGE}))
 
+    def pool(self, name: str) -> tuple[Json, list[Json]]:
+        """A work pool, and its queues."""
+        path = f"/work_pools/{quote(name, safe='')}"
+        return self._call("GET", path), self._all(f"{path}/queues/filter", {})
+
     def pause_pool(self, name: str, *, paused: bool) -> None:
         """Stop a pool from handing out runs, or let it again."""
         self._call("PATCH", f"/work_pools/{quote(name, safe='')}", {"is_paused": paused})
@@ -91,11 +101,14 @@ class PrefectApi:
         return list(self._call("POST", path, {"limit": PAGE}))
 
     def expected_state(self, pool: str) -> str | None:
-        """Identity of the state that runs of a pool work on; None where none is deployed to it."""
-        query = {"work_pools": {"name": {"any_": [pool]}}, "limit": 1}
-        for deployment in self._call("POST", "/deployments/filter", query):
-            return str(deployment["job_variables"].get("env", {}).get(EXPECTED) or "") or None
-        return None
+        """Identity of the state that runs of a pool work on; None where none is deployed to it.
+
+        A person's own deployments there name none.
+        """
+        query: Json = {"work_pools": {"name": {"any_": [pool]}}}
+        found = self._all("/deployments/filter", query)
+        named = (one["job_variables"].get("env", {}).get(EXPECTED) for one in found)
+        return next((str(identity) for identity in named if identity), None)
 
     def planned_runs(self, after: str) -> list[Json]:
         """Runs that the scheduler has made for later than `after` (ISO, zone), the next first."""
@@ -108,15 +121,10 @@ class PrefectApi:
     ) -> list[Json]:
         """All flow runs in these states, of these pools, that Prefect's filters let through."""
         wanted = {"state": {"type": {"any_": [*states]}}, **filters}
-        query: Json = {"flow_runs": wanted, "sort": "START_TIME_ASC", "limit": PAGE}
+        query: Json = {"flow_runs": wanted, "sort": "START_TIME_ASC"}
         if pools is not None:
             query["work_pools"] = {"name": {"any_": sorted(pools)}}
-        found: list[Json] = []
-        while True:
-            page = self._call("POST", "/flow_runs/filter", {**query, "offset": len(found)})
-            found += page
-            if len(page) < PAGE:
-                return found
+        return self._all("/flow_runs/filter", query)
 
     def states(self, run_id: str) -> list[Json]:
         """All states that a flow run has been in."""
@@ -145,6 +153,14 @@ class PrefectApi:
         """Write a final state that nobody else will write any more."""
         final = {"type": state, "name": state.capitalize(), "message": message}
         self._call("POST", f"/flow_runs/{run_id}/set_state", {"state": final, "force": True})
+
+    def _all(self, path: str, query: Json) -> list[Json]:
+        found: list[Json] = []
+        while True:
+            page = self._call("POST", path, {**query, "limit": PAGE, "offset": len(found)})
+            found += page
+            if len(page) < PAGE:
+                return found
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
         """Send, and send again where the server is busy: SQLite has one writer at a time.
@@ -232,6 +248,44 @@ def runs_of(api: PrefectApi, workers: Mapping[str, str]) -> list[Json]:
     names = set(workers.values())
     runs = api.runs(UNFINISHED, workers)
     return [run for run in runs if (run.get("labels") or {}).get(WORKER_LABEL) in names]
+
+
+def num_running_loops(api: PrefectApi) -> int:
+    """Running coordinators that hand out stages; what runs in the queue `urgent` does not.
+
+    Raises:
+        TransientError: the server does not answer.
+    """
+    running = api.runs(["RUNNING"], [COORDINATOR])
+    return sum(run["work_queue_name"] != URGENT for run in running)
+
+
+def demand(api: PrefectApi, pool: str) -> tuple[int, int]:
+    """Runs of a pool that a worker would be given now, and those in progress.
+
+    Held on purpose, and not given: those of a paused pool or queue, those beyond a limit, and
+    those that wait for another run of their deployment.
+
+    Raises:
+        ConfigurationError: there is no such pool.
+        TransientError: the server does not answer.
+    """
+    due = api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": now().isoformat()})
+    active = api.runs(UNFINISHED, [pool])
+    if not due:
+        return 0, len(active)
+    at_work = {run["deployment_id"] for run in active}
+    waiting = [r for r in due if r["state_name"] != NO_SLOT or r["deployment_id"] not in at_work]
+    described, queues = api.pool(pool)
+    by_queue = [Counter(run["work_queue_name"] for run in runs) for runs in (waiting, active)]
+    given = sum(_within(queue, *(n[queue["name"]] for n in by_queue)) for queue in queues)
+    return _within(described, given, len(active)), len(active)
+
+
+def _within(place: Json, due: int, active: int) -> int:
+    """How many runs a pool or queue gives away of those that are due."""
+    limit = due + active if place["concurrency_limit"] is None else place["concurrency_limit"]
+    return 0 if place["is_paused"] else max(0, min(due, limit - active))
 
 
 def end_cut_off(api: PrefectApi, workers: Mapping[str, str], reason: str) -> list[CutRun]:

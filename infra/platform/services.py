@@ -28,7 +28,15 @@ from infra.orchestration.client import (
     server_settings,
 )
 from infra.orchestration.embedded import free_port
-from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
+from infra.platform.api import (
+    PROBE_TIMEOUT_S,
+    NotFoundError,
+    PrefectApi,
+    answers,
+    demand,
+    end_cut_off,
+    num_running_loops,
+)
 from infra.platform.config import (
     CONFIG_VARIABLE,
     COORDINATOR,
@@ -321,7 +329,7 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
 
     Raises:
         ConfigurationError: this machine works on another state than the platform, is not of the
-            pool's hardware class, or the platform has deployed nothing to the pool.
+            pool's hardware class or does not know it, or nothing is deployed to the pool.
         TransientError: the platform does not answer.
     """
     api, password = environment.get("PREFECT_API_URL"), environment.get("PREFECT_API_AUTH_STRING")
@@ -330,8 +338,14 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
             "PREFECT_API_URL is not set; expected the address of the platform's Prefect server, "
             "such as https://falaj.example.org/api. Nothing was started"
         )
-    wanted = read_classes(settings.home, environment).get(pool)
-    if wanted is not None and (lacking := Host.this().lacks(wanted.requires)):
+    classes = read_classes(settings.home, environment)
+    if pool not in (COORDINATOR, *classes):
+        raise ConfigurationError(
+            f"nothing on this machine describes the hardware class {pool!r}; described are "
+            f"{', '.join(classes)}. Copy hardware.yaml from the platform's state folder to "
+            f"{settings.home}, or name another pool. Nothing was started"
+        )
+    if pool in classes and (lacking := Host.this().lacks(classes[pool].requires)):
         raise ConfigurationError(
             f"this machine is not of hardware class {pool!r}: {'; '.join(lacking)}. Name the pool "
             "of a class that it has, or describe one in hardware.yaml. Nothing was started"
@@ -532,15 +546,13 @@ def worker_group(plan: Plan, pool: str) -> Group:
 
     def measure(members: Sequence[Child]) -> Load | None:
         """By runs due or in progress. A loop asks for none before it sees a worker: one stays."""
-        api, until = plan.api, now().isoformat()
         try:
-            due = api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": until})
-            active = api.runs(["PENDING", "RUNNING", "CANCELLING"], [pool])
-            loops = [] if pool == COORDINATOR else api.runs(["RUNNING"], [COORDINATOR])
+            due, active = demand(plan.api, pool)
+            loops = 0 if pool == COORDINATOR else num_running_loops(plan.api)
         except (TransientError, ConfigurationError):
             return None
-        waiting = max(len(due) + len(active), min(len(loops), 1))
-        return Load(len(members), _num_up(members), waiting, is_held=bool(active))
+        waiting = max(due + active, min(loops, 1))
+        return Load(len(members), _num_up(members), waiting, is_held=active > 0)
 
     rule = plan.config.rule(pool)
     return Group(rule, lambda n: _child(plan, worker_service(plan, pool, n)), measure)

@@ -303,6 +303,7 @@ class Group:
     members: dict[int, Child] = field(default_factory=dict)
     reason: str = AS_CONFIGURED
     to_replace: list[int] = field(default_factory=list)
+    _is_replacing: bool = False
     _ending: dict[int, Child] = field(default_factory=dict)
     _needed: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -315,18 +316,22 @@ class Group:
         for number in [number for number, child in self._ending.items() if child.gone]:
             children.remove(self._ending.pop(number))
         is_fixed = self.rule.least == self.rule.affordable
-        if not (is_fixed or self.to_replace) and time.monotonic() > self._evaluated + EVALUATE_S:
+        self._is_replacing = self._is_replacing or bool(self.to_replace)
+        if not (is_fixed or self._is_replacing) and time.monotonic() > self._evaluated + EVALUATE_S:
             self._evaluate(name, time.monotonic())
-        # Where there is one alone, another one answers while it is replaced.
-        target = max(self.wanted, 2) if self.to_replace and self.wanted else self.wanted
+        # Where there is one alone, another one answers until the new one is up and found.
+        target = max(self.wanted, 2) if self._is_replacing and self.wanted else self.wanted
         for number in set(range(target)) - self.members.keys() - self._ending.keys():
             self.members[number] = self.make(number)
             children.append(self.members[number])
         for number in self.members.keys() - set(range(target)):
             self._end(number)
-        if self.to_replace and not self._ending and self._are_settled():
-            self._end(self.to_replace.pop(0))
-        is_moving = self._ending or self.to_replace or len(self.members) != self.wanted
+        if self._is_replacing and not self._ending and self._are_settled():
+            if self.to_replace:
+                self._end(self.to_replace.pop(0))
+            else:
+                self._is_replacing = False
+        is_moving = self._ending or self._is_replacing or len(self.members) != self.wanted
         return MOVING_S if is_moving else float("inf") if is_fixed else EVALUATE_S
 
     def _are_settled(self) -> bool:

@@ -5,6 +5,7 @@ stand. What a host has is found out by `tasks.control.leases.devices`.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -19,6 +20,8 @@ from tasks.kernel.values import checked
 
 CPU, GPU = "cpu", "gpu"
 HARDWARE_CLASS = r"^(cpu|gpu)(-[a-z0-9.]+)*$"
+NAME_IN_A_CLUSTER = re.compile(r"(?!.{51})[a-z]+(-[a-z0-9]+(\.[a-z0-9]+)*)*")
+"""Kubernetes takes labels of 63 letters, and `falaj-worker-` stands before the class."""
 FILE_VARIABLE = "FALAJ_HARDWARE"
 FILE_NAME = "hardware.yaml"
 ClassName = Annotated[str, Field(pattern=HARDWARE_CLASS)]
@@ -78,6 +81,14 @@ class _File(RootModel[dict[ClassName, HardwareClass]]):
     @model_validator(mode="after")
     def _names_say_the_kind(self) -> Self:
         for name, found in self.root.items():
+            if not NAME_IN_A_CLUSTER.fullmatch(name):
+                raise ValueError(
+                    f"{name} cannot name anything in Kubernetes; expected at most 50 letters, and "
+                    "no dot beside a dash, another dot or at the end"
+                )
+            before, _, number = name.rpartition("-")
+            if number.isdigit() and before in (CPU, GPU, *self.root):
+                raise ValueError(f"{name} is what a further worker of {before} is called")
             kind = GPU if found.requires.gpu else CPU
             if kind_of(name) != kind:
                 raise ValueError(

@@ -42,7 +42,7 @@ from infra.platform.services import (
     write_endpoint,
 )
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import platform_address
+from tasks.kernel.settings import Settings, platform_address
 
 PASSWORD = "admin:a-secret-that-nobody-may-see"
 WORD = ("admin", "word")
@@ -313,3 +313,9 @@ def test_a_supervisor_in_the_foreground_is_configured_by_the_file_of_its_variabl
         services.supervise(files)
     assert [(p.config.port, p.config.serving) for p in plans] == [(14300, False), (14301, True)]
     assert stored_config(files) == plans[-1].config
+
+
+def test_no_worker_starts_for_a_class_that_its_machine_cannot_judge(tmp_path: Path) -> None:
+    there = {"PREFECT_API_URL": "http://127.0.0.1:1/api", "FALAJ_HOME": str(tmp_path)}
+    with pytest.raises(ConfigurationError, match=r"'gpu-h100'; described are cpu, gpu\. Copy hard"):
+        services.become_worker("gpu-h100", Settings.from_environment(there), there)

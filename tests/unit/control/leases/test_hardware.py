@@ -81,6 +81,9 @@ def test_flags_are_read_as_x86_and_arm_name_them(tmp_path: Path) -> None:
         ({"cpu-a": {"description": "a", "requires": {"tpu": 1}}}, "requires.tpu.*Requirements are"),
         ({"cpu-a": {"description": "a", "requires": {"gpu": {}}}}, "must begin with 'gpu'"),
         ({"tpu-a": {"description": "a"}}, "pattern"),
+        *(({f"cpu-{n}": {"description": "a"}}, "cannot name") for n in ("a..b", "a.", 47 * "a")),
+        ({"cpu-1": {"description": "a"}}, "cpu-1 is what a further worker of cpu"),
+        ({name: {"description": "a"} for name in ("cpu-a", "cpu-a-2")}, "worker of cpu-a"),
         ({"gpu-a": {"description": "a", "requires": {"gpu": {"vendor": "amd"}}}}, "nvidia"),
     ],
 )
