@@ -42,8 +42,10 @@ from tasks.control.recovery.judge import (
     needs_a_person,
 )
 from tasks.control.routing.task import is_online
-from tasks.kernel.process import ProcessName, processes_by_variable, variable_of
+from tasks.kernel.files import machine_id
+from tasks.kernel.process import ProcessName, boot_id, processes_by_variable, variable_of
 from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.settings import Settings
 from tasks.kernel.values import Contract
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
@@ -52,7 +54,8 @@ ENGINE = "prefect.engine"
 POLL_S = 0.1
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
-HOST, BOOT, SPACE = "falaj.host", "falaj.boot", "falaj.space"
+HOST, MACHINE = "falaj.host", "falaj.machine"
+BOOT, SPACE = "falaj.boot", "falaj.space"
 PID, STARTED = "falaj.pid", "falaj.started"
 BEATS = "falaj.heartbeat_s"
 """Seconds between the heartbeats of a run that sends some."""
@@ -378,11 +381,16 @@ def _heartbeat_age_s(client: SyncPrefectClient, run: FlowRun, now: datetime) -> 
     return (now - newest[0].occurred).total_seconds() if newest else None
 
 
+def _machine() -> str:
+    return machine_id(Settings.from_environment().home)
+
+
 def own_labels() -> dict[str, bool | int | float | str]:
     """This process, as labels of a run."""
     mine = ProcessName.of_this()
     return {
         HOST: socket.gethostname(),
+        MACHINE: _machine(),
         BOOT: mine.boot,
         SPACE: mine.space,
         PID: mine.pid,
@@ -392,9 +400,11 @@ def own_labels() -> dict[str, bool | int | float | str]:
 
 
 def process_of(labels: Mapping[str, Any]) -> ProcessName | None:
-    """The process that labels name; None where it is another host's, or there are none."""
+    """The process that labels name; None where it is another machine's, or there are none."""
     if labels.get(HOST) != socket.gethostname():
         return None
+    if labels[BOOT] != boot_id() and labels.get(MACHINE, _machine()) != _machine():
+        return None  # host names are not unique; earlier versions noted nothing else
     space = labels.get(SPACE) or ProcessName.of_this().space  # earlier versions noted none
     return ProcessName(
         boot=str(labels[BOOT]), space=str(space), pid=int(labels[PID]), start=int(labels[STARTED])

@@ -1,13 +1,19 @@
 """Processes of a run are found by their environment, and only they are ended."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
+from tasks.control.recovery import task as recovery
 from tasks.control.recovery.task import RUN_VARIABLE, end_processes
+from tasks.kernel.files import machine_id
 from tasks.kernel.process import processes_by_variable
 
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
@@ -41,3 +47,35 @@ def test_processes_are_found_and_ended_even_those_that_do_not_want_to() -> None:
         assert stubborn.wait(30) == -9
         assert spared.poll() is None
         assert run not in processes_by_variable(RUN_VARIABLE)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ({}, True),
+        ({recovery.BOOT: "earlier"}, True),
+        ({recovery.MACHINE: "of another folder here"}, True),
+        ({recovery.BOOT: "another", recovery.MACHINE: "another"}, False),
+        ({recovery.HOST: "another"}, False),
+    ],
+)
+def test_another_boot_is_over_only_on_this_machine_whatever_its_host_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], names: bool
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    seen = recovery.own_labels() | labels
+    assert (recovery.process_of(seen) is not None) is names
+    if not labels:  # as of an earlier release
+        assert recovery.process_of({n: v for n, v in seen.items() if n != recovery.MACHINE})
+
+
+def test_a_copied_folder_and_another_network_card_are_of_another_machine(tmp_path: Path) -> None:
+    network, home = tmp_path / "net", tmp_path / "home"
+    (network / "eth0/device").mkdir(parents=True)
+    (network / "eth0/address").write_text("52:54:00:00:00:01")
+    first = machine_id(home, network)
+    assert machine_id(home, network) == first
+    shutil.copytree(home, tmp_path / "copy")
+    assert machine_id(tmp_path / "copy", network) != first
+    (network / "eth0/address").write_text("52:54:00:00:00:02")
+    assert machine_id(home, network) != first
