@@ -197,7 +197,7 @@ def waiting_for_workers(api: PrefectApi, pools: Sequence[str]) -> list[str]:
     return [
         f"no worker of work pool {pool!r} is online, and runs wait: {len(runs)}, of which "
         f"{first['name']} was due {age(datetime.fromisoformat(first['expected_start_time']))} "
-        f"ago. Start one on a machine with the hardware: prefect worker start --pool {pool}"
+        f"ago. Start one on a machine with the hardware: falaj worker {pool}"
         for pool, runs in sorted(waiting.items())
         for first in [min(runs, key=lambda run: str(run["expected_start_time"]))]
     ]

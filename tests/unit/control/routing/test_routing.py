@@ -2,21 +2,30 @@
 
 import logging
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.events import EventPage
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, Worker
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.events.filters import EventFilter
+from prefect.events.schemas.events import ReceivedEvent
 from prefect.serializers import JSONSerializer, PickleSerializer
-from prefect.states import Completed, Scheduled, State
+from prefect.states import Completed, Running, Scheduled, State
 from pydantic import ValidationError
 
 from tasks.control.config import BurstRule, RoutingConfig, StageRouting
+from tasks.control.recovery import task as recovery
 from tasks.control.routing import task
 from tasks.control.routing import task as routing
 from tasks.kernel.errors import DataContractError, StageError, StageLostError
@@ -45,6 +54,7 @@ def test_a_stage_waits_as_long_as_it_may_and_then_takes_the_next_class() -> None
 BURST = BurstRule(
     hardware_class="gpu", queue_longer_than=3, price_per_hour=2.0, most_per_day=10.0, zone="ae"
 )
+BURSTING = RoutingConfig(training=StageRouting(burst=BURST))
 
 
 @pytest.mark.parametrize(
@@ -68,12 +78,29 @@ def test_a_stage_goes_to_the_other_pool_while_the_own_is_behind_and_cost_and_zon
     assert why in " ".join(choice.refused)
 
 
+@pytest.mark.parametrize(
+    ("there", "zones", "taken"),
+    [
+        (place("gpu"), (), True),
+        (place("gpu"), ("ae",), True),
+        (place("gpu"), ("eu",), False),
+        (replace(place("gpu"), cost_today=10.0), (), False),
+    ],
+)
+def test_zone_and_cost_bound_the_other_pool_as_a_fall_back_too(
+    there: routing.Place, zones: tuple[str, ...], taken: bool
+) -> None:
+    rule = StageRouting(burst=BURST, fall_back=("gpu",), wait_s=0)
+    choice = routing.choose(rule, place("cpu", workers=0), [there], 0, None, zones)
+    assert choice.place == (there if taken else None)
+
+
 def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
     rule = StageRouting(hardware_class="gpu", wait_s=0)
     choice = routing.choose(rule, place("gpu", workers=0), [], 0)
     assert choice.place is None
     assert not choice.wait
-    assert "prefect worker start --pool gpu" in choice.reason
+    assert "falaj worker gpu" in choice.reason
     assert "fall_back" in choice.reason
 
 
@@ -126,6 +153,67 @@ class NobodyWorks:
 
     def set_flow_run_state(self, run: UUID, state: State[Any]) -> None:
         self.state = state
+
+
+class AnotherClock:
+    """An API whose clock is a minute and more behind; its pool has one worker and 301 runs."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=66)
+        self.began = self.now - timedelta(hours=30)
+
+    def request(self, method: str, path: str) -> httpx.Response:
+        return httpx.Response(200, headers={"date": format_datetime(self.now)})
+
+    def read_workers_for_work_pool(self, pool: str) -> list[Worker]:
+        return [Worker.model_construct(last_heartbeat_time=self.now - timedelta(seconds=25))]
+
+    def read_flow_runs(self, *, limit: int, offset: int, **filters: FlowRunFilter) -> list[FlowRun]:
+        """300 of six minutes each, of the last day, and one that has gone on for 30 hours."""
+        asked = filters["flow_run_filter"].end_time
+        hours = [0.1] * 300 if asked and asked.after_ else [30.0]
+        return [
+            FlowRun.model_construct(
+                id=uuid4(), estimated_run_time=timedelta(hours=each), end_time=self.now
+            )
+            for each in hours
+        ][offset : offset + limit]
+
+    def read_deployment(self, found: UUID) -> DeploymentResponse:
+        return DeploymentResponse.model_construct(id=found, name="gpu")
+
+    def read_events(self, wanted: EventFilter, limit: int) -> EventPage:
+        beat = ReceivedEvent.model_construct(received=self.now - timedelta(seconds=20))
+        return EventPage.model_construct(events=[beat])
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> task._Stage:
+    monkeypatch.setattr(task, "get_run_logger", lambda: logging.getLogger("a-run"))
+    order = routing.StageOrder("training", "train", {}, BURSTING, "delay", "")
+    return task._Stage(order, cast(SyncPrefectClient, AnotherClock()))
+
+
+def test_ages_are_by_the_clock_that_stamped_them() -> None:
+    api = cast(SyncPrefectClient, AnotherClock())
+    assert routing.num_online(api, "gpu") == 1
+    run = FlowRun.model_construct(id=uuid4(), state=Running())
+    assert recovery._heartbeat_age_s(api, run, routing.server_now(api)) == 20
+
+
+def test_all_runs_of_a_day_cost_and_what_began_before_has_its_part_of_it(
+    stage: task._Stage,
+) -> None:
+    assert stage._hours_of("gpu", 0) == pytest.approx(300 * 0.1 + 24)
+    assert stage._hours_of("gpu", 301) == pytest.approx(2 * (300 * 0.1 + 24))
+
+
+def test_a_stage_that_is_taken_up_again_in_the_other_pool_keeps_its_price(
+    stage: task._Stage,
+) -> None:
+    run = FlowRun.model_construct(id=uuid4(), deployment_id=uuid4(), work_pool_name="gpu")
+    route = stage._taken_up(run)
+    assert (route.rule, route.price_per_hour) == ("burst", 2.0)
 
 
 def test_a_stage_that_nobody_takes_says_what_it_waits_for_until_it_is_given_up(
