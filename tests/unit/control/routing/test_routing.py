@@ -201,16 +201,12 @@ def test_ages_are_by_the_clock_that_stamped_them() -> None:
     assert recovery._heartbeat_age_s(api, run, routing.server_now(api)) == 20
 
 
-def test_all_runs_of_a_day_cost_and_what_began_before_has_its_part_of_it(
-    stage: task._Stage,
-) -> None:
+def test_all_runs_of_a_day_cost_and_what_began_before_its_part(stage: task._Stage) -> None:
     assert stage._hours_of("gpu", 0) == pytest.approx(300 * 0.1 + 24)
     assert stage._hours_of("gpu", 301) == pytest.approx(2 * (300 * 0.1 + 24))
 
 
-def test_a_stage_that_is_taken_up_again_in_the_other_pool_keeps_its_price(
-    stage: task._Stage,
-) -> None:
+def test_a_stage_taken_up_again_in_the_other_pool_keeps_its_price(stage: task._Stage) -> None:
     run = FlowRun.model_construct(id=uuid4(), deployment_id=uuid4(), work_pool_name="gpu")
     route = stage._taken_up(run)
     assert (route.rule, route.price_per_hour) == ("burst", 2.0)
