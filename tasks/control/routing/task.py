@@ -490,7 +490,7 @@ class _Stage:
         if pool is None:
             return Place(deployment, hardware_class, fault="it has no work pool")
         fault = self._fault(found, pool)
-        waiting = 0 if fault else self._num_waiting(pool)
+        waiting = 0 if fault else num_waiting(self._client, pool)
         rule, cost = self._order.routing.of(self._order.stage), 0.0
         if rule.burst and _is_burst(hardware_class, rule):
             cost = self._hours_of(pool, waiting) * rule.burst.price_per_hour
@@ -514,16 +514,6 @@ class _Stage:
         total = sum(spans.values(), timedelta())
         return total / timedelta(hours=1) * (1 + num_waiting / max(len(spans), 1))
 
-    def _num_waiting(self, pool: str) -> int:
-        """Runs that are due, but for those that a queue or a deployment holds back by its limit."""
-        queues = self._client.read_work_queues(work_pool_name=pool, limit=PAGE)
-        free = [q.name for q in queues if not q.is_paused and q.concurrency_limit is None]
-        state = {"type": {"any_": ["SCHEDULED"]}, "name": {"not_any_": ["AwaitingConcurrencySlot"]}}
-        due = {"before_": datetime.now(UTC).isoformat()}
-        waiting = _runs_of(pool, {"state": state, "expected_start_time": due})
-        in_queues = WorkQueueFilter.model_validate({"name": {"any_": free}})
-        return self._client.count_flow_runs(**waiting, work_queue_filter=in_queues)
-
     def _name_of(self, run: FlowRun) -> str:
         """Deployment of a run, as `<flow>/<name>`."""
         if run.deployment_id is None:
@@ -540,6 +530,17 @@ class _Stage:
         if self._client.read_work_pool(pool).is_paused:
             return f"work pool {pool!r} is paused"
         return None
+
+
+def num_waiting(client: SyncPrefectClient, pool: str) -> int:
+    """Runs that are due, but for those that a queue or a deployment holds back by its limit."""
+    queues = client.read_work_queues(work_pool_name=pool, limit=PAGE)
+    free = [q.name for q in queues if not q.is_paused and q.concurrency_limit is None]
+    state = {"type": {"any_": ["SCHEDULED"]}, "name": {"not_any_": ["AwaitingConcurrencySlot"]}}
+    due = {"before_": datetime.now(UTC).isoformat()}
+    waiting = _runs_of(pool, {"state": state, "expected_start_time": due})
+    in_queues = WorkQueueFilter.model_validate({"name": {"any_": free}})
+    return client.count_flow_runs(**waiting, work_queue_filter=in_queues)
 
 
 def _runs_of(pool: str, filters: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Stages on work pools with a real server and real workers: results, failures, retry, cancel."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -8,12 +7,11 @@ from uuid import UUID, uuid4
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun
 from prefect.states import Scheduled
 
 from tasks.control.config import BurstRule, RoutingConfig, StageRouting
-from tasks.control.routing import task
-from tasks.control.routing.task import StageOrder, _Stage, read_plain, server_now
+from tasks.control.routing.task import num_waiting, read_plain, server_now
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import routed_flows
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
@@ -145,32 +143,14 @@ def test_stages_go_to_another_pool_while_the_own_is_behind_and_stay_again_afterw
     assert (route.taken, route.rule) == ("routed-first/cpu", "wanted class")
 
 
-def test_runs_that_are_held_on_purpose_are_no_queue(
-    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task, "get_run_logger", lambda: logging.getLogger("a-run"))
+def test_runs_that_are_held_on_purpose_are_no_queue(client: SyncPrefectClient) -> None:
     pool = f"held-{uuid4()}"
     own = deploy(client, routed_flows.first_flow, pool, pool)
-    batch = client.create_work_queue("batch", work_pool_name=pool, concurrency_limit=2)
-    paused = client.create_work_queue("paused", work_pool_name=pool, is_paused=True)
-
-    def wait(name: str, queue: str) -> None:
-        state: State[None] = Scheduled(scheduled_time=server_now(client))
+    client.create_work_queue("batch", work_pool_name=pool, concurrency_limit=2)
+    client.create_work_queue("paused", work_pool_name=pool, is_paused=True)
+    waiting = (("default", "Late"), ("default", "AwaitingConcurrencySlot"))
+    for queue, name in (*waiting, ("batch", "Late"), ("paused", "Late")):
+        state = Scheduled(scheduled_time=server_now(client))
         state.name = name
         client.create_flow_run_from_deployment(own, state=state, work_queue_name=queue)
-
-    def num_waiting() -> int:
-        order = StageOrder("training", "routed-first", {}, RoutingConfig(), "x", "")
-        return _Stage(order, client)._place(pool).num_waiting
-
-    for name, queue in (
-        ("Late", "default"),
-        ("Scheduled", "default"),
-        ("AwaitingConcurrencySlot", "default"),
-        ("Scheduled", batch.name),
-        ("Scheduled", paused.name),
-    ):
-        wait(name, queue)
-    assert num_waiting() == 2
-    client.update_work_pool(pool, WorkPoolUpdate(is_paused=True))
-    assert num_waiting() == 0
+    assert num_waiting(client, pool) == 1

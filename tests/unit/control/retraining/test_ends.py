@@ -34,7 +34,6 @@ def end(tmp_path: Path, kind: str, place: str) -> str | None:
         ("{host} {boot} pid:[1] {pid} 1", None),
         ("{host} another-boot pid:[1] {pid} {start}", decision.LOST),
         ("elsewhere {boot} {space} {pid} 1", None),
-        ("{host} {boot} {space} {machine} {pid} 1", decision.LOST),
         ("{host} another-boot {space} {machine} {pid} {start}", decision.LOST),
         ("{host} another-boot {space} another-machine {pid} {start}", None),
         # of earlier releases, without a namespace

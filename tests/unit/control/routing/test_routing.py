@@ -5,21 +5,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 from uuid import UUID, uuid4
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.events import EventPage
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun, Worker
-from prefect.client.schemas.responses import DeploymentResponse
-from prefect.events.filters import EventFilter
-from prefect.events.schemas.events import ReceivedEvent
+from prefect.client.schemas.objects import FlowRun
 from prefect.serializers import JSONSerializer, PickleSerializer
 from prefect.states import Completed, Running, Scheduled, State
 from pydantic import ValidationError
@@ -54,7 +50,6 @@ def test_a_stage_waits_as_long_as_it_may_and_then_takes_the_next_class() -> None
 BURST = BurstRule(
     hardware_class="gpu", queue_longer_than=3, price_per_hour=2.0, most_per_day=10.0, zone="ae"
 )
-BURSTING = RoutingConfig(training=StageRouting(burst=BURST))
 
 
 @pytest.mark.parametrize(
@@ -76,23 +71,9 @@ def test_a_stage_goes_to_the_other_pool_while_the_own_is_behind_and_cost_and_zon
     assert choice.place == (there if rule == "burst" else own)
     assert choice.rule == rule
     assert why in " ".join(choice.refused)
-
-
-@pytest.mark.parametrize(
-    ("there", "zones", "taken"),
-    [
-        (place("gpu"), (), True),
-        (place("gpu"), ("ae",), True),
-        (place("gpu"), ("eu",), False),
-        (replace(place("gpu"), cost_today=10.0), (), False),
-    ],
-)
-def test_zone_and_cost_bound_the_other_pool_as_a_fall_back_too(
-    there: routing.Place, zones: tuple[str, ...], taken: bool
-) -> None:
-    rule = StageRouting(burst=BURST, fall_back=("gpu",), wait_s=0)
-    choice = routing.choose(rule, place("cpu", workers=0), [there], 0, None, zones)
-    assert choice.place == (there if taken else None)
+    falls_back = StageRouting(burst=BURST, fall_back=("gpu",), wait_s=0)
+    fallen = routing.choose(falls_back, place("cpu", workers=0), [there], 0, None, zones)
+    assert fallen.place == (None if why else there)
 
 
 def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
@@ -155,61 +136,31 @@ class NobodyWorks:
         self.state = state
 
 
-class AnotherClock:
-    """An API whose clock is a minute and more behind; its pool has one worker and 301 runs."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=66)
-        self.began = self.now - timedelta(hours=30)
-
-    def request(self, method: str, path: str) -> httpx.Response:
-        return httpx.Response(200, headers={"date": format_datetime(self.now)})
-
-    def read_workers_for_work_pool(self, pool: str) -> list[Worker]:
-        return [Worker.model_construct(last_heartbeat_time=self.now - timedelta(seconds=25))]
-
-    def read_flow_runs(self, *, limit: int, offset: int, **filters: FlowRunFilter) -> list[FlowRun]:
-        """300 of six minutes each, of the last day, and one that has gone on for 30 hours."""
-        asked = filters["flow_run_filter"].end_time
-        hours = [0.1] * 300 if asked and asked.after_ else [30.0]
-        return [
-            FlowRun.model_construct(
-                id=uuid4(), estimated_run_time=timedelta(hours=each), end_time=self.now
-            )
-            for each in hours
-        ][offset : offset + limit]
-
-    def read_deployment(self, found: UUID) -> DeploymentResponse:
-        return DeploymentResponse.model_construct(id=found, name="gpu")
-
-    def read_events(self, wanted: EventFilter, limit: int) -> EventPage:
-        beat = ReceivedEvent.model_construct(received=self.now - timedelta(seconds=20))
-        return EventPage.model_construct(events=[beat])
-
-
-@pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> task._Stage:
+def test_ages_and_costs_are_by_the_servers_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "get_run_logger", lambda: logging.getLogger("a-run"))
-    order = routing.StageOrder("training", "train", {}, BURSTING, "delay", "")
-    return task._Stage(order, cast(SyncPrefectClient, AnotherClock()))
+    now = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=66)  # by the server's
+    beat = now - timedelta(seconds=25)
+    worker = Namespace(last_heartbeat_time=beat, heartbeat_interval_seconds=30)
+    span = {"estimated_run_time": timedelta(hours=0.1), "end_time": now}
+    short = [Namespace(id=number, **span) for number in range(300)]
+    long = [Namespace(id="long", estimated_run_time=timedelta(hours=30), end_time=None)]
 
+    def runs(*, limit: int, offset: int, **filters: Any) -> list[Namespace]:
+        asked = filters["flow_run_filter"].end_time.after_
+        return (short if asked else long)[offset : offset + limit]
 
-def test_ages_are_by_the_clock_that_stamped_them() -> None:
-    api = cast(SyncPrefectClient, AnotherClock())
+    api = MagicMock(read_flow_runs=runs)
+    api.request.return_value.headers = {"date": format_datetime(now)}
+    api.read_deployment.return_value = Namespace(name="gpu")
+    api.read_events.return_value.events = [Namespace(received=now - timedelta(seconds=20))]
+    api.read_workers_for_work_pool.return_value = [worker]
     assert routing.num_online(api, "gpu") == 1
-    run = FlowRun.model_construct(id=uuid4(), state=Running())
+    run = FlowRun.model_construct(id=uuid4(), state=Running(), deployment_id=uuid4())
     assert recovery._heartbeat_age_s(api, run, routing.server_now(api)) == 20
-
-
-def test_all_runs_of_a_day_cost_and_what_began_before_its_part(stage: task._Stage) -> None:
-    assert stage._hours_of("gpu", 0) == pytest.approx(300 * 0.1 + 24)
+    routed = RoutingConfig(training=StageRouting(burst=BURST))
+    stage = task._Stage(routing.StageOrder("training", "train", {}, routed, "delay", ""), api)
     assert stage._hours_of("gpu", 301) == pytest.approx(2 * (300 * 0.1 + 24))
-
-
-def test_a_stage_taken_up_again_in_the_other_pool_keeps_its_price(stage: task._Stage) -> None:
-    run = FlowRun.model_construct(id=uuid4(), deployment_id=uuid4(), work_pool_name="gpu")
-    route = stage._taken_up(run)
-    assert (route.rule, route.price_per_hour) == ("burst", 2.0)
+    assert (stage._taken_up(run).rule, stage._taken_up(run).price_per_hour) == ("burst", 2.0)
 
 
 def test_a_stage_that_nobody_takes_says_what_it_waits_for_until_it_is_given_up(
