@@ -150,7 +150,6 @@ def test_runs_that_are_held_on_purpose_are_no_queue(client: SyncPrefectClient) -
     client.create_work_queue("paused", work_pool_name=pool, is_paused=True)
     waiting = (("default", "Late"), ("default", "AwaitingConcurrencySlot"))
     for queue, name in (*waiting, ("batch", "Late"), ("paused", "Late")):
-        state = Scheduled(scheduled_time=server_now(client))
-        state.name = name
+        state = Scheduled(scheduled_time=server_now(client), name=name)
         client.create_flow_run_from_deployment(own, state=state, work_queue_name=queue)
     assert num_waiting(client, pool) == 1
