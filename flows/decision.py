@@ -42,6 +42,7 @@ from tasks.control.retraining.task import (
     settle_drift_results,
 )
 from tasks.kernel.errors import ConfigurationError, RegistryError, TransientError
+from tasks.kernel.files import machine_id
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import Settings
 from tasks.registry.task import find_champion_state, roll_back
@@ -315,20 +316,22 @@ def _use_case_of(deployment: DeploymentResponse) -> str | None:
 
 def _this_process() -> StartedAction:
     mine = ProcessName.of_this()
-    place = f"{socket.gethostname()} {mine.boot} {mine.space} {mine.pid} {mine.start}"
+    machine = machine_id(Settings.from_environment().home)
+    place = f"{socket.gethostname()} {mine.boot} {mine.space} {machine} {mine.pid} {mine.start}"
     return StartedAction(kind="in_process", run_id=str(runtime.flow_run.id), place=place)
 
 
 def _may_live(place: str) -> bool:
-    """False where the process is known to be gone: of this host, and not running any more."""
-    host, boot, *space, pid, start = place.split()
+    """False where the process is known to be gone: of this machine, and not running any more."""
+    host, boot, *more, pid, start = place.split()
     if host != socket.gethostname():
         return True
     mine = ProcessName.of_this()
-    space = space or [mine.space]  # earlier releases noted none
-    process = ProcessName(boot=boot, space=space[0], pid=int(pid), start=int(start))
+    here = [mine.space, machine_id(Settings.from_environment().home)]
+    space, machine = [*more, *here[len(more) :]]  # earlier releases noted neither
+    process = ProcessName(boot=boot, space=space, pid=int(pid), start=int(start))
     if not process.is_visible_to(mine):
-        return process.boot == mine.boot
+        return process.boot == mine.boot or machine != here[1]
     return not process.has_ended()
 
 

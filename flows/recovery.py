@@ -53,6 +53,8 @@ def watch(stop: threading.Event) -> None:
         while not stop.is_set():
             try:
                 _look(client)
+            except ObjectNotFound as exc:
+                logger.warning("what was looked at is deleted (%s); looking again", exc)
             except (httpx.HTTPError, PrefectHTTPStatusError, TransientError) as exc:
                 logger.warning("the Prefect API does not answer (%s); looking again", exc)
             stop.wait(LOOK_EVERY_S)

@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from infra.orchestration.client import is_running, only_one, platform_folder, read_password
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import write_atomically
+from tasks.kernel.files import machine_id, write_atomically
 from tasks.kernel.provenance import code_commit
 
 AS_CONFIGURED = "as configured"
@@ -65,7 +65,8 @@ class PlatformFiles:
 
         The worker's label on a run thus names its platform, also after a power cut.
         """
-        digest = hashlib.sha256(str(self.home).encode()).hexdigest()[:6]
+        here = machine_id(self.home).partition(".")[0]  # a network card may come and go
+        digest = hashlib.sha256(f"{self.home} {here}".encode()).hexdigest()[:6]
         return f"{pool}@{socket.gethostname()}-{digest}"
 
 

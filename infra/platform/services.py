@@ -67,7 +67,7 @@ from tasks.contracts.hardware import read_classes
 from tasks.contracts.serving import address_file, address_files, is_live, is_served, live_addresses
 from tasks.control.leases.devices import Host, hardware_classes
 from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
-from tasks.kernel.files import is_held, make_folder, private_folder, write_atomically
+from tasks.kernel.files import is_held, machine_id, make_folder, private_folder, write_atomically
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import not_shared, state_identity
@@ -361,7 +361,7 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
         raise ConfigurationError(not_shared(seen, expected, settings))
     inherited = {n: v for n, v in environment.items() if not n.startswith("PREFECT_")}
     command = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool")
-    name = f"{pool}-{socket.gethostname()}"
+    name = f"{pool}-{socket.gethostname()}-{machine_id(settings.home).replace('.', '')}"
     words = [*command, pool, "--name", name, "--no-create-pool-if-not-found"]
     client = client_settings(settings.home, api, password)
     make_folder(Path(client["PREFECT_HOME"]))

@@ -74,8 +74,8 @@ class BurstRule(Contract):
     queue_longer_than: int = Field(
         ge=0,
         le=100_000,
-        description="Runs that wait in the own pool's queues, from one more of which on the stage "
-        "goes to the other pool. As soon as fewer wait, stages stay again.",
+        description="Runs that wait in the own pool's queues, but for those with a limit or a "
+        "pause; with one more the stage goes to the other pool, with fewer it stays again.",
     )
     price_per_hour: float = Field(
         ge=0, le=1e6, description="What an hour of one run there costs; recorded with each run."
@@ -83,8 +83,8 @@ class BurstRule(Contract):
     most_per_day: float = Field(
         gt=0,
         le=1e9,
-        description="What its runs of the newest 24 hours may have cost, in the same money; from "
-        "there on the stage waits.",
+        description="What its runs of the newest 24 hours may have cost, in the same money, those "
+        "that wait there as the mean of the others; from there on the stage waits.",
     )
     zone: str = Field(
         default="", max_length=40, description="Where it is; compared with `routing.zones`."

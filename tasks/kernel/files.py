@@ -231,6 +231,25 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def machine_id(home: Path, network: Path = Path("/sys/class/net")) -> str:
+    """Tells machines of one host name apart: `<of the state folder's file system>.<of its cards>`.
+
+    A file's inode and moment, since images of containers and cloned machines share
+    `/etc/machine-id`, and the addresses of network cards, since a clone has the file as well.
+
+    Args:
+        home: state folder; a file is made in it where there is none.
+        network: of sysfs.
+    """
+    file = private_folder(home / "platform") / "machine"
+    with suppress(FileExistsError):
+        file.open("x").close()
+    seen = file.stat()
+    cards = sorted(card.with_name("address").read_text() for card in network.glob("*/device"))
+    parts = (f"{seen.st_ino} {seen.st_mtime_ns}", " ".join(cards))
+    return ".".join(hashlib.sha256(part.encode()).hexdigest()[:12] for part in parts)
+
+
 def lack_of_space(folder: Path) -> str:
     """A sentence about a disk that is full, or nearly; nothing where it is not.
 

@@ -31,7 +31,9 @@ SWEPT = "Recovery sweep: "
 CANCEL_LIMIT_S = 20.0
 LATE_LIMIT_S = 300.0
 PENDING_LIMIT_S = 300.0
-"""Between a worker's taking a run and the run's beginning."""
+"""Between a worker's taking a run and the run's beginning as a process."""
+POD_LIMIT_S = 3600.0
+"""The same in a pool of another type: a node is added, and an image of gigabytes loaded."""
 PARENT_GRACE_S = 30.0
 """A stage's run may go on after the loop that started it ended."""
 LEFTOVER_GRACE_S = 30.0
@@ -58,6 +60,7 @@ class RunFact:
         deployed: a worker started it, and can do so again.
         parent: run that called it.
         pool: its work pool.
+        pool_type: such as `process`, `kubernetes`; None: not known.
     """
 
     id: str
@@ -75,6 +78,7 @@ class RunFact:
     deployed: bool = True
     parent: str | None = None
     pool: str | None = None
+    pool_type: str | None = None
 
     @property
     def tries(self) -> int:
@@ -156,7 +160,8 @@ def _cancelling(fact: RunFact, config: RecoveryConfig) -> Repair | None:
 
 
 def _pending(fact: RunFact, _: RecoveryConfig) -> Repair | None:
-    if fact.age_s <= PENDING_LIMIT_S or fact.pids or not fact.deployed:
+    limit_s = PENDING_LIMIT_S if fact.pool_type in {"process", None} else POD_LIMIT_S
+    if fact.age_s <= limit_s or fact.pids or not fact.deployed:
         return None
     why = f"a worker took it {fact.age_s:.0f} s ago and it has not begun"
     return _repair(fact, "crash", why)
@@ -223,7 +228,7 @@ def needs_a_person(
     if fact.state == "scheduled" and fact.age_s > LATE_LIMIT_S and fact.pool in without_worker:
         return (
             f"it was due {fact.age_s:.0f} s ago and no worker of work pool {fact.pool!r} is online;"
-            f" start one: prefect worker start --pool {fact.pool}"
+            f" start one: falaj worker {fact.pool}"
         )
     is_unseen = fact.process in {"elsewhere", "unknown"} and not fact.pids
     if fact.state == "running" and is_unseen and fact.heartbeat_age_s is None:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast
+from datetime import datetime, timedelta
+from typing import Any, cast
 from uuid import UUID
 
 import psutil
@@ -20,6 +20,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventOrder
+from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
@@ -41,9 +42,11 @@ from tasks.control.recovery.judge import (
     leaked_slots,
     needs_a_person,
 )
-from tasks.control.routing.task import is_online
-from tasks.kernel.process import ProcessName, processes_by_variable, variable_of
+from tasks.control.routing.task import PAGE, num_online, paged, server_now
+from tasks.kernel.files import machine_id
+from tasks.kernel.process import ProcessName, boot_id, processes_by_variable, variable_of
 from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.settings import Settings
 from tasks.kernel.values import Contract
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
@@ -52,14 +55,14 @@ ENGINE = "prefect.engine"
 POLL_S = 0.1
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
-HOST, BOOT, SPACE = "falaj.host", "falaj.boot", "falaj.space"
+HOST, MACHINE = "falaj.host", "falaj.machine"
+BOOT, SPACE = "falaj.boot", "falaj.space"
 PID, STARTED = "falaj.pid", "falaj.started"
 BEATS = "falaj.heartbeat_s"
 """Seconds between the heartbeats of a run that sends some."""
 NOT_RETRIED = "falaj.not_retried"
 """Why a run is not started again by itself when it was cut off."""
 
-PAGE = 200
 UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
 """States in which a run holds a slot of its deployment's limit."""
 HEARTBEAT = "prefect.flow-run.heartbeat"
@@ -69,7 +72,6 @@ STATES: dict[str, Callable[..., State[Any]]] = {
     "ask to cancel": Cancelling,
     "retry": AwaitingRetry,
 }
-Found = TypeVar("Found")
 
 
 class Sweep(Contract):
@@ -127,8 +129,8 @@ def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[Rep
 
 def find_dead_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
     """Task runs that a sweep would end now; changes nothing."""
-    now, wanted = datetime.now(UTC), TaskRunFilter.model_validate(_in_state(UNFINISHED))
-    found = list(_paged(client.read_task_runs, task_run_filter=wanted))
+    now, wanted = server_now(client), TaskRunFilter.model_validate(_in_state(UNFINISHED))
+    found = list(paged(client.read_task_runs, task_run_filter=wanted))
     owners = {each.flow_run_id for each in found if each.flow_run_id}
     runs: dict[UUID | None, FlowRun] = {run.id: run for run in _by_id(client, list(owners))}
     living = {
@@ -183,13 +185,8 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
 def _left_to_a_person(
     client: SyncPrefectClient, config: RecoveryConfig, facts: Sequence[RunFact]
 ) -> Iterator[tuple[str, str, str]]:
-    now = datetime.now(UTC)
     pools = {fact.pool for fact in facts if fact.pool and fact.state == "scheduled"}
-    without_worker = {
-        pool
-        for pool in pools
-        if not any(is_online(worker, now) for worker in client.read_workers_for_work_pool(pool))
-    }
+    without_worker = {pool for pool in pools if not num_online(client, pool)}
     for fact in facts:
         if why := needs_a_person(fact, config, without_worker):
             yield fact.name, fact.flow, why
@@ -216,6 +213,13 @@ def _repaired(
 
 def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
     """Do one repair, unless the run has moved on since it was seen; returns what came of it."""
+    try:
+        return _carried_out(client, repair, fact)
+    except ObjectNotFound:
+        return "was deleted meanwhile"
+
+
+def _carried_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
     run = client.read_flow_run(UUID(repair.run))
     if run.state is None or _state_of(run) != fact.state or run.run_count != fact.attempts:
         return "moved on by itself"
@@ -230,11 +234,12 @@ def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
 
 def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFact, ...]:
     """All runs about which something may have to be done, and those that called them."""
-    now, local = datetime.now(UTC), processes_by_variable(RUN_VARIABLE)
+    now, local = server_now(client), processes_by_variable(RUN_VARIABLE)
     runs = {run.id: run for run in _candidates(client, config, local, now)}
     parents = _parents(client, list(runs.values()))
     missing = [UUID(p) for p in parents.values() if UUID(p) not in runs]
     runs |= {run.id: run for run in _by_id(client, missing)}
+    kinds = {pool.name: pool.type for pool in client.read_work_pools(limit=PAGE)}
     flows = {flow: client.read_flow(flow).name for flow in {r.flow_id for r in runs.values()}}
 
     def fact(run: FlowRun) -> RunFact:
@@ -257,6 +262,7 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
             deployed=run.deployment_id is not None,
             parent=parents.get(run.id) or ("unknown" if run.parent_task_run_id else None),
             pool=run.work_pool_name,
+            pool_type=kinds.get(run.work_pool_name or ""),
         )
 
     return tuple(fact(run) for run in runs.values() if run.state is not None)
@@ -265,7 +271,7 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
 def slot_facts(client: SyncPrefectClient) -> tuple[SlotFact, ...]:
     """Taken slots of all deployments with a limit, and the runs that may hold them."""
     facts = []
-    for limit in _paged(client.read_global_concurrency_limits):
+    for limit in paged(client.read_global_concurrency_limits):
         kind, _, deployment = limit.name.partition(":")
         if kind != "deployment" or not limit.active_slots:
             continue
@@ -291,7 +297,7 @@ def _candidates(
         _in_state([StateType.CRASHED]) | {"end_time": {"after_": cut_off}},
     ]
     for each in wanted:
-        yield from _paged(client.read_flow_runs, flow_run_filter=FlowRunFilter.model_validate(each))
+        yield from paged(client.read_flow_runs, flow_run_filter=FlowRunFilter.model_validate(each))
     yield from _by_id(client, [UUID(run) for run in local])
 
 
@@ -299,19 +305,11 @@ def _in_state(types: Sequence[StateType]) -> dict[str, Any]:
     return {"state": {"type": {"any_": list(types)}}}
 
 
-def _paged(read: Callable[..., list[Found]], **filters: object) -> Iterator[Found]:
-    """All that a call of the client gives, page by page."""
-    offset = 0
-    while page := read(**filters, limit=PAGE, offset=offset):
-        yield from page
-        offset += len(page)
-
-
 def _by_id(client: SyncPrefectClient, ids: Sequence[UUID], field: str = "id") -> Iterator[FlowRun]:
     """Flow runs of which a field holds one of some ids."""
     for start in range(0, len(ids), PAGE):
         wanted = FlowRunFilter.model_validate({field: {"any_": ids[start : start + PAGE]}})
-        yield from _paged(client.read_flow_runs, flow_run_filter=wanted)
+        yield from paged(client.read_flow_runs, flow_run_filter=wanted)
 
 
 def _num_restarts(client: SyncPrefectClient, run: FlowRun) -> int:
@@ -340,10 +338,7 @@ def _state_of(run: FlowRun) -> RunState:
 
 
 def _age_s(run: FlowRun, now: datetime) -> float:
-    """Seconds since the run came into its state; of a scheduled one, since it was due.
-
-    Host and server must agree on the time to a few seconds.
-    """
+    """Seconds since the run came into its state; of a scheduled one, since it was due."""
     assert run.state is not None
     since = run.state.timestamp
     if run.state.type == StateType.SCHEDULED:
@@ -375,7 +370,11 @@ def _heartbeat_age_s(client: SyncPrefectClient, run: FlowRun, now: datetime) -> 
         }
     )
     newest = client.read_events(wanted, limit=1).events
-    return (now - newest[0].occurred).total_seconds() if newest else None
+    return (now - newest[0].received).total_seconds() if newest else None
+
+
+def _machine() -> str:
+    return machine_id(Settings.from_environment().home)
 
 
 def own_labels() -> dict[str, bool | int | float | str]:
@@ -383,6 +382,7 @@ def own_labels() -> dict[str, bool | int | float | str]:
     mine = ProcessName.of_this()
     return {
         HOST: socket.gethostname(),
+        MACHINE: _machine(),
         BOOT: mine.boot,
         SPACE: mine.space,
         PID: mine.pid,
@@ -392,9 +392,11 @@ def own_labels() -> dict[str, bool | int | float | str]:
 
 
 def process_of(labels: Mapping[str, Any]) -> ProcessName | None:
-    """The process that labels name; None where it is another host's, or there are none."""
+    """The process that labels name; None where it is another machine's, or there are none."""
     if labels.get(HOST) != socket.gethostname():
         return None
+    if labels[BOOT] != boot_id() and labels.get(MACHINE, _machine()) != _machine():
+        return None  # host names are not unique; earlier versions noted nothing else
     space = labels.get(SPACE) or ProcessName.of_this().space  # earlier versions noted none
     return ProcessName(
         boot=str(labels[BOOT]), space=str(space), pid=int(labels[PID]), start=int(labels[STARTED])

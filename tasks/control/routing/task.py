@@ -9,13 +9,14 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 from uuid import UUID
 
 import httpx
@@ -24,7 +25,7 @@ from prefect import Flow, runtime, task
 from prefect._internal.compatibility.async_dispatch import async_dispatch
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter, WorkQueueFilter
 from prefect.client.schemas.objects import FlowRun, State, TaskRun, Worker
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import TaskRunContext
@@ -57,6 +58,8 @@ Rule = Literal["wanted class", "fall back", "burst"]
 MISSED_HEARTBEATS = 3
 """A worker that missed so many is gone; the server itself takes longer to say so."""
 DEFAULT_HEARTBEAT_S = 30
+PAGE = 200
+Found = TypeVar("Found")
 
 
 def is_online(worker: Worker, now: datetime) -> bool:
@@ -65,6 +68,29 @@ def is_online(worker: Worker, now: datetime) -> bool:
         return False
     interval_s = worker.heartbeat_interval_seconds or DEFAULT_HEARTBEAT_S
     return now - worker.last_heartbeat_time < timedelta(seconds=MISSED_HEARTBEATS * interval_s)
+
+
+def num_online(client: SyncPrefectClient, pool: str) -> int:
+    """Workers of a pool that sent a heartbeat lately; none where there is no such pool."""
+    try:
+        workers = client.read_workers_for_work_pool(pool)
+    except ObjectNotFound:
+        return 0
+    now = server_now(client) if workers else None
+    return sum(is_online(worker, now) for worker in workers if now)
+
+
+def server_now(client: SyncPrefectClient) -> datetime:
+    """This moment by the server's clock, to a second; what it has stamped is measured by that."""
+    return parsedate_to_datetime(client.request("GET", "/health").headers["date"])
+
+
+def paged(read: Callable[..., list[Found]], **filters: object) -> Iterator[Found]:
+    """All that a call of the client gives, page by page."""
+    offset = 0
+    while page := read(**filters, limit=PAGE, offset=offset):
+        yield from page
+        offset += len(page)
 
 
 @dataclass(frozen=True)
@@ -78,9 +104,9 @@ class Place:
     fault: str | None = None
     """Why it cannot take runs whatever its workers do, such as a pause."""
     num_waiting: int = 0
-    """Runs of its pool that are due and that no worker has taken."""
+    """Runs of its pool that are due and that no worker has taken, but for those held on purpose."""
     cost_today: float = 0.0
-    """What its pool's runs of the newest 24 hours have cost, where `burst` gives a price."""
+    """What its pool's runs cost in the newest 24 hours, where `burst` gives a price."""
 
     @property
     def refusal(self) -> str | None:
@@ -149,16 +175,22 @@ def choose(
         return Choice(None, True, "wanted class", reason)
     refused = [f"{refusal}, for {waited_s:.0f} s"]
     for place in others:
-        if place.refusal is None:
+        paid = routing.burst if _is_burst(place.hardware_class, routing) else None
+        refusal = _refused_burst(place, paid, zones) if paid else place.refusal
+        if refusal is None:
             reason = f"no worker of the wanted class for {waited_s:.0f} s; fall_back names this one"
             return Choice(place, False, "fall back", reason, tuple(refused))
-        refused.append(place.refusal)
+        refused.append(refusal)
     reason = (
-        f"{'; '.join(refused)}. Start a worker (`prefect worker start --pool {wanted.pool}`), wait "
-        "longer (`routing.<stage>.wait_s`) or name another class (`routing.<stage>.fall_back`); "
+        f"{'; '.join(refused)}. Start a worker (`falaj worker {wanted.pool}`), wait longer "
+        "(`routing.<stage>.wait_s`) or name another class (`routing.<stage>.fall_back`); "
         "finished stages are kept"
     )
     return Choice(None, False, "fall back", reason, tuple(refused))
+
+
+def _is_burst(hardware_class: str, routing: StageRouting) -> bool:
+    return routing.burst is not None and routing.burst.hardware_class == hardware_class
 
 
 def _refused_burst(place: Place, rule: BurstRule, zones: Sequence[str]) -> str | None:
@@ -332,7 +364,9 @@ class _Stage:
             waited_s = offline_s + time.monotonic() - began
             wanted = self._place(rule.hardware_class)
             others = [self._place(name) for name in rule.fall_back]
-            burst = self._burst_place(rule.burst, wanted) if rule.burst else None
+            burst = None  # the own pool is cheaper while it is not behind
+            if rule.burst and wanted.num_waiting > rule.burst.queue_longer_than:
+                burst = self._place(rule.burst.hardware_class)
             choice = choose(rule, wanted, others, waited_s, burst, order.routing.zones)
             if choice.place is not None:
                 return choice
@@ -347,7 +381,6 @@ class _Stage:
         """Start the deployment of the chosen place."""
         place, order = choice.place, self._order
         assert place is not None
-        rule = order.routing.of(order.stage).burst
         parameters = on_class(order.parameters, place.hardware_class)
         run: FlowRun = run_deployment(  # type: ignore[assignment]  # not awaited: no event loop
             place.deployment,
@@ -365,21 +398,33 @@ class _Stage:
             reason=choice.reason,
             refused=choice.refused,
             flow_run=str(run.id),
-            price_per_hour=rule.price_per_hour if rule and choice.rule == "burst" else None,
+            price_per_hour=self._price(place.deployment),
         )
         level = self._log.info if choice.rule == "wanted class" else self._log.warning
         level("stage %s goes to %s (%s): %s", order.stage, route.taken, route.rule, route.reason)
         return route
 
     def _taken_up(self, run: FlowRun) -> StageRoute:
+        taken = self._name_of(run)
+        price = self._price(taken)
         return StageRoute(
             wanted=self._order.routing.of(self._order.stage).hardware_class,
-            taken=self._name_of(run),
+            taken=taken,
             pool=run.work_pool_name,
-            rule="taken up again",
+            rule="taken up again" if price is None else "burst",
             reason="an earlier attempt of this loop had started it",
             flow_run=str(run.id),
+            price_per_hour=price,
         )
+
+    def _price(self, deployment: str) -> float | None:
+        """What an hour there costs, where `burst` says so."""
+        rule = self._order.routing.of(self._order.stage).burst
+        is_there = rule and deployment == self._deployment(rule.hardware_class)
+        return rule.price_per_hour if rule and is_there else None
+
+    def _deployment(self, hardware_class: str) -> str:
+        return f"{self._order.flow_name}/{hardware_class}{self._order.suffix}"
 
     def _seen(self, run: UUID) -> FlowRun:
         """The run as it is now; waits for a server that is away, however long that takes."""
@@ -410,7 +455,7 @@ class _Stage:
             if state.name != shown:
                 shown = state.name or ""
                 self._log.info("stage %s: run %s is %s", self._order.stage, run.name, shown)
-            if not state.is_scheduled() or pool is None or self._num_online(pool):
+            if not state.is_scheduled() or pool is None or num_online(self._client, pool):
                 last_online = now
             untaken_s = now - last_online
             if untaken_s and now - last_logged >= LOG_EVERY_S:
@@ -432,7 +477,7 @@ class _Stage:
 
     def _place(self, hardware_class: str) -> Place:
         """The deployment `<flow>/<class><suffix>` and its pool as they are now."""
-        deployment = f"{self._order.flow_name}/{hardware_class}{self._order.suffix}"
+        deployment = self._deployment(hardware_class)
         try:
             found = self._client.read_deployment_by_name(deployment)
         except ObjectNotFound:
@@ -444,42 +489,30 @@ class _Stage:
         pool = found.work_pool_name
         if pool is None:
             return Place(deployment, hardware_class, fault="it has no work pool")
-        fault, waiting = self._fault(found, pool), self._num_waiting(pool)
-        return Place(deployment, hardware_class, pool, self._num_online(pool), fault, waiting)
+        fault = self._fault(found, pool)
+        waiting = 0 if fault else num_waiting(self._client, pool)
+        rule, cost = self._order.routing.of(self._order.stage), 0.0
+        if rule.burst and _is_burst(hardware_class, rule):
+            cost = self._hours_of(pool, waiting) * rule.burst.price_per_hour
+        num = num_online(self._client, pool)
+        return Place(deployment, hardware_class, pool, num, fault, waiting, cost)
 
-    def _burst_place(self, rule: BurstRule, wanted: Place) -> Place | None:
-        """The other pool with its costs; None while the own one is not behind, which is cheaper."""
-        if wanted.num_waiting <= rule.queue_longer_than:
-            return None
-        place = self._place(rule.hardware_class)
-        if place.pool is None:
-            return place
-        since = datetime.now(UTC) - timedelta(days=1)
-        runs = self._runs_of(place.pool, {"start_time": {"after_": since.isoformat()}})
-        hours = sum(run.estimated_run_time.total_seconds() for run in runs) / 3600
-        return replace(place, cost_today=hours * rule.price_per_hour)
+    def _hours_of(self, pool: str, num_waiting: int) -> float:
+        """Hours of runs in the newest 24; a run that waits there counts as the mean of the others.
 
-    def _num_waiting(self, pool: str) -> int:
-        due = {"before_": datetime.now(UTC).isoformat()}
-        waiting = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": due}
-        return len(self._runs_of(pool, waiting))
-
-    def _runs_of(self, pool: str, filters: dict[str, Any]) -> list[FlowRun]:
-        found: list[FlowRun] = self._client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(filters),
-            work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [pool]}}),
-            limit=200,
-        )
-        return found
-
-    def _num_online(self, pool: str) -> int:
-        """Workers of a pool that sent a heartbeat lately; none where there is no such pool."""
-        try:
-            workers = self._client.read_workers_for_work_pool(pool)
-        except ObjectNotFound:
-            return 0
-        now = datetime.now(UTC)
-        return sum(is_online(worker, now) for worker in workers)
+        A run that began before has at most its hours since then.
+        """
+        now = server_now(self._client)
+        since = now - timedelta(days=1)
+        begun = {"end_time": {"is_null_": True}, "start_time": {"is_null_": False}}
+        wanted = ({"end_time": {"after_": since.isoformat()}}, begun)
+        spans = {
+            run.id: min(run.estimated_run_time, (run.end_time or now) - since)
+            for filters in wanted
+            for run in paged(self._client.read_flow_runs, **_runs_of(pool, filters))
+        }
+        total = sum(spans.values(), timedelta())
+        return total / timedelta(hours=1) * (1 + num_waiting / max(len(spans), 1))
 
     def _name_of(self, run: FlowRun) -> str:
         """Deployment of a run, as `<flow>/<name>`."""
@@ -497,6 +530,24 @@ class _Stage:
         if self._client.read_work_pool(pool).is_paused:
             return f"work pool {pool!r} is paused"
         return None
+
+
+def num_waiting(client: SyncPrefectClient, pool: str) -> int:
+    """Runs that are due, but for those that a queue or a deployment holds back by its limit."""
+    queues = client.read_work_queues(work_pool_name=pool, limit=PAGE)
+    free = [q.name for q in queues if not q.is_paused and q.concurrency_limit is None]
+    state = {"type": {"any_": ["SCHEDULED"]}, "name": {"not_any_": ["AwaitingConcurrencySlot"]}}
+    due = {"before_": datetime.now(UTC).isoformat()}
+    waiting = _runs_of(pool, {"state": state, "expected_start_time": due})
+    in_queues = WorkQueueFilter.model_validate({"name": {"any_": free}})
+    return client.count_flow_runs(**waiting, work_queue_filter=in_queues)
+
+
+def _runs_of(pool: str, filters: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "flow_run_filter": FlowRunFilter.model_validate(filters),
+        "work_pool_filter": WorkPoolFilter.model_validate({"name": {"any_": [pool]}}),
+    }
 
 
 def on_class(parameters: dict[str, Any], hardware_class: str) -> dict[str, Any]:

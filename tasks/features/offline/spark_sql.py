@@ -39,6 +39,8 @@ EQUAL = (
 """Functions that are in Spark what `sqlglot` makes of them."""
 IN_OTHER_WORDS = {
     "getvariable": "CAST('{}' AS TIMESTAMP)",
+    "ln": "if({0} <= 0, raise_error('logarithm of zero or less'), ln({0}))",
+    "sqrt": "if({0} < 0, raise_error('square root of a negative number'), sqrt({0}))",
     "row": "struct({}, {})",
     "timezone": "CAST(from_utc_timestamp({1}, {0}) AS TIMESTAMP_NTZ)",
     "timezone of a clock": "to_utc_timestamp(CAST({1} AS TIMESTAMP), {0})",
@@ -51,6 +53,7 @@ IN_OTHER_WORDS = {
 }
 """The others that can be said, by the name that `sqlglot` gives them."""
 SPANS = ("microseconds", "seconds", "minutes", "hours", "days", "weeks")
+WHOLE = ("tinyint", "smallint", "int", "bigint")
 CODES = {"%Y", "%m", "%d", "%H", "%M", "%S"}
 PARTS = ("hour", "minute", "day", "month", "year", "week", "quarter", "doy")
 CURE = "say it otherwise, or build the tables in profile local or server. Nothing was changed"
@@ -72,7 +75,7 @@ def to_spark(
     """
     try:
         tree = parse_one(text, read="duckdb")
-        for function in tree.find_all(exp.Func, exp.Extract):
+        for function in tree.find_all(exp.Func, exp.Extract, exp.IntDiv, exp.Like, exp.ILike):
             if (what := _unknown(function, text)) is not None:
                 line = next((part.meta["line"] for part in function.walk() if part.meta), "?")
                 raise ConfigurationError(
@@ -104,9 +107,23 @@ def _unknown(node: exp.Expr, text: str) -> str | None:
     if isinstance(node, exp.TimeToStr):
         others = set(re.findall("%-?.", node.args["format"].name)) - CODES
         return f"strftime with {', '.join(sorted(others))}" if others else None
+    if isinstance(node, exp.Like | exp.ILike):  # the escape of Spark, no more than a sign of DuckDB
+        pattern = node.expression
+        is_plain = isinstance(pattern, exp.Literal) and "\\" not in pattern.name
+        return None if is_plain else "LIKE with a backslash or a pattern that is no text"
+    if isinstance(node, exp.Left | exp.Right) and not isinstance(node.expression, exp.Literal):
+        return f"{_name(node)} with a length that is no plain number"
+    if isinstance(node, exp.IntDiv) and any(map(_is_fraction, node.walk())):
+        return "// of what is no whole number"
     if isinstance(node, EQUAL) or _name(node) in IN_OTHER_WORDS:
         return None
     return text[node.meta["start"] : node.meta["end"] + 1] if node.meta else _name(node)
+
+
+def _is_fraction(node: exp.Expr) -> bool:
+    if isinstance(node, exp.Cast):
+        return node.is_type(*exp.DataType.REAL_TYPES)
+    return isinstance(node, exp.Div) or (isinstance(node, exp.Literal) and "." in node.name)
 
 
 def _said(node: exp.Expr, window: TimeWindow | None) -> exp.Expr | None:
@@ -118,6 +135,16 @@ def _said(node: exp.Expr, window: TimeWindow | None) -> exp.Expr | None:
         micros = timedelta(**{unit: int(node.name)}) // timedelta(microseconds=1)
         text = f"INTERVAL '{micros // 10**6}.{micros % 10**6:06}' SECOND"
         return parse_one(text, read=Spark)  # of one type, as the bounds of a frame have to be
+    if isinstance(node, exp.ArgMax | exp.ArgMin):  # DuckDB skips a value that is missing
+        value, key = (node.args[part].sql(Spark) for part in ("this", "expression"))
+        best = node.copy()
+        best.set("expression", parse_one(f"IF({value} IS NOT NULL, {key}, NULL)", read=Spark))
+        return best
+    if isinstance(node, exp.Cast) and node.is_type(*WHOLE):
+        rounded = node.copy()  # as DuckDB does; Spark cuts off. Doubles do not hold each BIGINT
+        said = "bround({})" if node.is_type("bigint") else "rint(CAST({} AS DOUBLE))"
+        rounded.set("this", parse_one(said.format(node.this.sql(Spark)), read=Spark))
+        return rounded
     name, parts = _name(node), [node.args.get("this"), *node.expressions]
     if isinstance(node, exp.TimeToStr):
         known, pieces = Spark.INVERSE_TIME_MAPPING, re.split("(%-?.)", node.args["format"].name)

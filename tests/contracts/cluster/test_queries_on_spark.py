@@ -79,6 +79,7 @@ FUNCTIONS = (
         "count(DISTINCT s) OVER by_time",
     ),
     *("arg_min(n, x) OVER by_time", "arg_max(n, row(x, n)) OVER by_time"),
+    *("arg_max(m, n) OVER ()", "x::INTEGER", "x::BIGINT", "(n / 8)::INTEGER"),
 )
 VALUES = """SELECT
     i AS n, CASE WHEN i % 4 > 0 THEN i * 3 END AS m, (i * 37 % 101) / 8 - 5 AS x,

@@ -191,7 +191,7 @@ def test_a_run_that_no_worker_can_take_is_reported(
     assert run.name in {row["run"] for row in recovery.sweep_once(client, AT_ONCE).rows()}
     [said] = waiting_for_workers(api, [pool])
     assert run.name in said
-    assert f"prefect worker start --pool {pool}" in said
+    assert f"falaj worker {pool}" in said
     client.delete_flow_run(run.id)
     assert waiting_for_workers(api, [pool]) == []
 

@@ -6,10 +6,12 @@ from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import FlowRun
+from prefect.states import Scheduled
 
 from tasks.control.config import BurstRule, RoutingConfig, StageRouting
-from tasks.control.routing.task import read_plain
+from tasks.control.routing.task import num_waiting, read_plain, server_now
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import routed_flows
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
@@ -116,8 +118,7 @@ def test_stages_go_to_another_pool_while_the_own_is_behind_and_stay_again_afterw
     config = routed_flows.LoopConfig(folder=str(tmp_path), routing=RoutingConfig(training=rule))
     (tmp_path / "allowed").touch()
     (tmp_path / "journal").touch()
-    (queue,) = client.read_work_queues(work_pool_name=STAGE_POOL)
-    client.update_work_queue(queue.id, concurrency_limit=0)
+    client.update_work_pool(STAGE_POOL, WorkPoolUpdate(concurrency_limit=0))
     own = client.read_deployment_by_name("routed-second/cpu").id
     arguments = {"first": {"value": 1, "digits": ["1"]}, "config": config.model_dump(mode="json")}
     waiting = [client.create_flow_run_from_deployment(own, parameters=arguments) for _ in range(3)]
@@ -128,7 +129,7 @@ def test_stages_go_to_another_pool_while_the_own_is_behind_and_stay_again_afterw
     finally:
         for each in waiting:
             client.delete_flow_run(each.id)
-        client.update_work_queue(queue.id, concurrency_limit=None)
+        client.update_work_pool(STAGE_POOL, WorkPoolUpdate(concurrency_limit=None))
     behind = ended(client, run)
     assert behind.state.name == "Completed", behind.state.message
     route = routed_flows.LoopResult.model_validate(read_plain(behind)).stages[0].route
@@ -140,3 +141,15 @@ def test_stages_go_to_another_pool_while_the_own_is_behind_and_stay_again_afterw
     route = routed_flows.LoopResult.model_validate(read_plain(again)).stages[0].route
     assert route
     assert (route.taken, route.rule) == ("routed-first/cpu", "wanted class")
+
+
+def test_runs_that_are_held_on_purpose_are_no_queue(client: SyncPrefectClient) -> None:
+    pool = f"held-{uuid4()}"
+    own = deploy(client, routed_flows.first_flow, pool, pool)
+    client.create_work_queue("batch", work_pool_name=pool, concurrency_limit=2)
+    client.create_work_queue("paused", work_pool_name=pool, is_paused=True)
+    waiting = (("default", "Late"), ("default", "AwaitingConcurrencySlot"))
+    for queue, name in (*waiting, ("batch", "Late"), ("paused", "Late")):
+        state = Scheduled(scheduled_time=server_now(client), name=name)
+        client.create_flow_run_from_deployment(own, state=state, work_queue_name=queue)
+    assert num_waiting(client, pool) == 1

@@ -47,6 +47,8 @@ def judged(*facts: judge.RunFact) -> judge.Repair | None:
         (fact("pending", age_s=60), None),
         (fact("pending"), "crash"),
         (fact("pending", pids=(7,)), None),
+        (fact("pending", pool_type="kubernetes"), None),
+        (fact("pending", age_s=4000, pool_type="kubernetes"), "crash"),
         (fact("scheduled"), None),
         (fact("paused", age_s=1e7, process="gone", heartbeat_age_s=1e7), None),
         (fact("completed", pids=(7,)), "end processes"),
@@ -109,7 +111,7 @@ def test_a_stage_is_ended_when_its_loop_is_gone_for_good(
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        (fact("scheduled", pool="empty"), "prefect worker start --pool empty"),
+        (fact("scheduled", pool="empty"), "falaj worker empty"),
         (fact("scheduled", pool="empty", age_s=100), None),
         (fact("scheduled", pool="served"), None),
         (fact("running", age_s=100_000), "never sent a heartbeat"),

@@ -12,6 +12,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows import decision
 from tasks.control.retraining.records import Order, RunEnd, StartedAction
+from tasks.kernel.files import machine_id
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import Settings
 
@@ -33,15 +34,18 @@ def end(tmp_path: Path, kind: str, place: str) -> str | None:
         ("{host} {boot} pid:[1] {pid} 1", None),
         ("{host} another-boot pid:[1] {pid} {start}", decision.LOST),
         ("elsewhere {boot} {space} {pid} 1", None),
+        ("{host} another-boot {space} {machine} {pid} {start}", decision.LOST),
+        ("{host} another-boot {space} another-machine {pid} {start}", None),
         # of earlier releases, without a namespace
         ("{host} {boot} {pid} {start}", None),
         ("{host} {boot} {pid} 1", decision.LOST),
     ],
 )
 def test_a_run_in_a_process_is_lost_where_that_is_known_to_be_gone(
-    tmp_path: Path, place: str, state: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, state: str | None
 ) -> None:
-    mine = ProcessName.of_this().model_dump()
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    mine = ProcessName.of_this().model_dump() | {"machine": machine_id(tmp_path)}
     named = place.format(host=socket.gethostname(), **mine)
     assert end(tmp_path, "in_process", named) == state
 

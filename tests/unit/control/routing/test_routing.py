@@ -2,8 +2,12 @@
 
 import logging
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,10 +17,11 @@ from prefect._internal.result_records import ResultRecordMetadata
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.serializers import JSONSerializer, PickleSerializer
-from prefect.states import Completed, Scheduled, State
+from prefect.states import Completed, Running, Scheduled, State
 from pydantic import ValidationError
 
 from tasks.control.config import BurstRule, RoutingConfig, StageRouting
+from tasks.control.recovery import task as recovery
 from tasks.control.routing import task
 from tasks.control.routing import task as routing
 from tasks.kernel.errors import DataContractError, StageError, StageLostError
@@ -66,6 +71,9 @@ def test_a_stage_goes_to_the_other_pool_while_the_own_is_behind_and_cost_and_zon
     assert choice.place == (there if rule == "burst" else own)
     assert choice.rule == rule
     assert why in " ".join(choice.refused)
+    falls_back = StageRouting(burst=BURST, fall_back=("gpu",), wait_s=0)
+    fallen = routing.choose(falls_back, place("cpu", workers=0), [there], 0, None, zones)
+    assert fallen.place == (None if why else there)
 
 
 def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
@@ -73,7 +81,7 @@ def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
     choice = routing.choose(rule, place("gpu", workers=0), [], 0)
     assert choice.place is None
     assert not choice.wait
-    assert "prefect worker start --pool gpu" in choice.reason
+    assert "falaj worker gpu" in choice.reason
     assert "fall_back" in choice.reason
 
 
@@ -126,6 +134,33 @@ class NobodyWorks:
 
     def set_flow_run_state(self, run: UUID, state: State[Any]) -> None:
         self.state = state
+
+
+def test_ages_and_costs_are_by_the_servers_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "get_run_logger", lambda: logging.getLogger("a-run"))
+    now = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=66)  # by the server's
+    beat = now - timedelta(seconds=25)
+    worker = Namespace(last_heartbeat_time=beat, heartbeat_interval_seconds=30)
+    span = {"estimated_run_time": timedelta(hours=0.1), "end_time": now}
+    short = [Namespace(id=number, **span) for number in range(300)]
+    long = [Namespace(id="long", estimated_run_time=timedelta(hours=30), end_time=None)]
+
+    def runs(*, limit: int, offset: int, **filters: Any) -> list[Namespace]:
+        asked = filters["flow_run_filter"].end_time.after_
+        return (short if asked else long)[offset : offset + limit]
+
+    api = MagicMock(read_flow_runs=runs)
+    api.request.return_value.headers = {"date": format_datetime(now)}
+    api.read_deployment.return_value = Namespace(name="gpu")
+    api.read_events.return_value.events = [Namespace(received=now - timedelta(seconds=20))]
+    api.read_workers_for_work_pool.return_value = [worker]
+    assert routing.num_online(api, "gpu") == 1
+    run = FlowRun.model_construct(id=uuid4(), state=Running(), deployment_id=uuid4())
+    assert recovery._heartbeat_age_s(api, run, routing.server_now(api)) == 20
+    routed = RoutingConfig(training=StageRouting(burst=BURST))
+    stage = task._Stage(routing.StageOrder("training", "train", {}, routed, "delay", ""), api)
+    assert stage._hours_of("gpu", 301) == pytest.approx(2 * (300 * 0.1 + 24))
+    assert (stage._taken_up(run).rule, stage._taken_up(run).price_per_hour) == ("burst", 2.0)
 
 
 def test_a_stage_that_nobody_takes_says_what_it_waits_for_until_it_is_given_up(

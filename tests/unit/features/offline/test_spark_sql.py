@@ -21,6 +21,9 @@ def said(text: str) -> str:
         ("extract(dow FROM a)", r"extract\(dow ...\)"),
         ("extract(epoch FROM a)", r"extract\(epoch ...\)"),
         ("random()", "random"),
+        ("left(a, -1)", "left with a length .*number"),
+        ("a::DOUBLE // 2", "// of what is no whole number"),
+        (r"a LIKE 'b\_c'", "LIKE with a backslash .*text"),
     ],
 )
 def test_what_no_test_holds_equal_is_refused_by_its_name(construct: str, named: str) -> None:
@@ -36,6 +39,15 @@ def test_a_refusal_names_the_line() -> None:
 def test_what_cannot_be_read_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"sql/mine\.sql cannot be said"):
         said("SELECT (a FROM raw")
+
+
+def test_what_spark_would_take_otherwise_is_said_in_its_words() -> None:
+    asked = "a::INTEGER, TRY_CAST(a AS BIGINT), arg_max(a, b_1h), a // 100, ln(a)"
+    assert said(f"SELECT {asked} FROM raw") == (
+        "SELECT CAST(RINT(CAST(a AS DOUBLE)) AS INT), TRY_CAST(BROUND(a) AS BIGINT), MAX_BY(a, "
+        "IF(NOT a IS NULL, b_1h, NULL)), a DIV 100, "
+        "IF(a <= 0, RAISE_ERROR('logarithm of zero or less'), LN(a)) FROM raw"
+    )
 
 
 def test_columns_by_a_pattern_or_a_list_are_named() -> None:
