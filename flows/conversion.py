@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from flows.candidate import validated_rows
 from flows.config import ImportConfig, PipelineConfig
-from flows.stages import RECORDED
+from flows.stages import RECORDED, called
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ConversionRows, ImportedProgram, PreparedRows, SnapshotRows
 from tasks.contracts.data import ValidatedDataset
@@ -82,7 +82,7 @@ def reconversion_flow(
     trained = find_trained(config.registry, version)
     if trained.splits != config.splits:
         config = config.with_splits(trained.splits)
-    return conversion_flow(trained.version, validated_rows(config), config)
+    return called(conversion_flow, trained.version, validated_rows(config), config)
 
 
 @flow(name="model-import", flow_run_name="import-{config.registry.model_name}", **RECORDED)

@@ -10,7 +10,7 @@ from flows.decision import advise_on_drift
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import difference, feature_refresh_flow, parity_check_flow
 from flows.promotion import promotion_flow
-from flows.stages import RECORDED, Stages, moment_of_run, roll
+from flows.stages import RECORDED, Stages, called, moment_of_run, roll
 from flows.training import training_flow
 from tasks.contracts.run import RunRecord
 from tasks.kernel.provenance import code_commit, host_facts
@@ -85,7 +85,7 @@ def check_online(config: PipelineConfig) -> None:
         FeatureStoreError: online and offline differ. The report is written, and what was promoted
             stays.
     """
-    parity = parity_check_flow(config)
+    parity = called(parity_check_flow, config)
     if parity.result == "different":
         raise difference(parity)
 

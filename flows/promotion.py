@@ -23,7 +23,7 @@ from pydantic import Field, PositiveInt, ValidationError
 
 from flows.candidate import validated_rows
 from flows.config import PipelineConfig
-from flows.stages import FOUND, RECORDED, found_but_not_retried
+from flows.stages import FOUND, RECORDED, called, found_but_not_retried
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
@@ -112,7 +112,7 @@ def version_promotion_flow(
     evidence = filed.version, filed.evaluation, validated_rows(config), filed.variants
     if only_judge:
         return promote_candidate(*evidence, config.promotion, only_judge=True)
-    return promotion_flow(*evidence, config)
+    return called(promotion_flow, *evidence, config)
 
 
 def announce_refusal(decision: PromotionDecision) -> None:

@@ -8,7 +8,7 @@ from flows.candidate import register, validated_rows
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
 from flows.promotion import promotion_flow
-from flows.stages import RECORDED, days_or_newest, run_name
+from flows.stages import RECORDED, called, days_or_newest, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
@@ -85,6 +85,6 @@ def promoted(
 ) -> dict[str, Any]:
     """The way of every judged candidate: registered, converted, promoted or refused."""
     version = register(model, evaluation, dataset, config)
-    variants = conversion_flow(version, dataset, config)
-    decision = promotion_flow(version, evaluation, dataset, variants, config)
+    variants = called(conversion_flow, version, dataset, config)
+    decision = called(promotion_flow, version, evaluation, dataset, variants, config)
     return {"version": version, "variants": variants, "promotion": decision}

@@ -81,7 +81,7 @@ class Stages:
             told, route = self._on_pool(name, stage, *args, **kwargs)
             result = cast(Result, told)
         else:
-            result, route = stage(*args, **kwargs), self._here(name)
+            result, route = called(stage, *args, **kwargs), self._here(name)
         seconds = round(time.monotonic() - started, 2)
         is_new = self._store.built_since(earlier)
         built = any(is_new(artifact) for artifact in named_artifacts(result))
@@ -111,6 +111,13 @@ class Stages:
             rule="in process",
             reason="routing.mode says so" if forced else "no deployment started this loop",
         )
+
+
+def called(
+    flow: Flow[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Run a flow within another; where that is tried again, Prefect gives plain JSON of one."""
+    return cast(Result, as_returned(flow(*args, **kwargs), flow))
 
 
 def _suffix(use_case: str) -> str:

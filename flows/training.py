@@ -11,7 +11,7 @@ from prefect.logging import get_run_logger
 
 from flows.candidate import register, validated_rows
 from flows.config import PipelineConfig
-from flows.stages import FOUND, RECORDED
+from flows.stages import FOUND, RECORDED, called
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import TrainingResult
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
@@ -94,7 +94,7 @@ def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchR
     model = train_distributed(dataset, best.splits, best.training)  # trained already: reused
     end_study(study, config.registry)
     page = publish_search(study)
-    version = training_flow(best).version if make_candidate else None
+    version = called(training_flow, best).version if make_candidate else None
     return SearchResult(study=study, model=model, page=page, version=version)
 
 

@@ -84,7 +84,7 @@ def loop_flow(config: LoopConfig) -> LoopResult:
     note(config, "loop")
     stages = Stages(config.name, config.routing, ArtifactStore(config.path / "store"))
     first = stages.run("training", first_flow, 7, config)
-    second = stages.run("conversion", second_flow, first, config)
+    second = stages.run("conversion", second_flow, first.model_copy(), config)
     return LoopResult(first=first, second=second, stages=tuple(stages.times))
 
 
