@@ -1,10 +1,9 @@
 """kill -9 of all that a loop needs, where its state is on servers and its stages on machines.
 
 `FALAJ_DRILL_KILLS` (default 10) says how often, `FALAJ_KILLS_SEED` (default 0) when: in turn the
-coordinator's worker, the store, the database, Redis, either machine. Servers come back after some
-seconds, Redis empty and the others with their data, a machine with its disk. Prefect has its
-records in the database where that has `pg_trgm` (Debian: postgresql). What is read afterwards is
-read by plain SQL and S3.
+coordinator's worker, the store, the database, Redis, either machine. Servers come back with their
+data after some seconds, a machine with its disk. Prefect has its records in the database where that
+has `pg_trgm` (Debian: postgresql). What is read afterwards is read by plain SQL and S3.
 """
 
 import json

@@ -95,7 +95,7 @@ def site(folder: Path, names: Sequence[str], programs: Path | None = None) -> It
         s3 = stack.enter_context(s3_server())
         make_bucket(s3, BUCKET)
         database = stack.enter_context(postgres_server(folder, programs))
-        redis = stack.enter_context(redis_server(folder))
+        redis = stack.enter_context(redis_server(folder, "--appendonly", "yes"))
         near = state_variables(s3, database, redis.connection_string)
         options: tuple[str, ...] = ("--no-serving",)
         if programs is not None:
