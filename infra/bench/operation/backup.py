@@ -33,7 +33,7 @@ def figures(bench: Bench) -> Measured:
         home.mkdir(parents=True)
         falaj = [sys.executable, "-m", "falaj", "--home", str(home)]
         words = [*AGAIN_AND_AGAIN, *falaj, "backup", str(place)]
-        beside = running(words, log, place.exists, own) if what == BACKUPS else nullcontext()
+        beside = running(words, log, log.exists, own) if what == BACKUPS else nullcontext()
         with beside:
             before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
             wall = run_measured([*falaj[1:], "run"], log, own).wall_s

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -52,11 +54,11 @@ def _idle_figures(home: Path, settling_s: float, idle_s: float) -> Measured:
     time.sleep(settling_s)
     supervisor = psutil.Process(endpoint.pid)
     members = [supervisor, *supervisor.children(recursive=True)]
-    before, begun = _cpu_by_name(members), time.monotonic()
+    before, begun = _by_name(members, _cpu_s), time.monotonic()
     time.sleep(idle_s)
-    after, seconds = _cpu_by_name(members), time.monotonic() - begun
+    after, seconds = _by_name(members, _cpu_s), time.monotonic() - begun
     percents = {name: 100 * (after[name] - before[name]) / seconds for name in after}
-    sizes = {_name(member): member.memory_full_info().pss / 1e6 for member in members}
+    sizes = _by_name(members, lambda member: member.memory_full_info().pss / 1e6)
     taken = f"over {seconds:.0f} s: {_largest(percents, '.1f')}; {_load()}"
     held, gigabytes = f"MB: {_largest(sizes, '.0f')}", sum(sizes.values()) / 1e3
     return [
@@ -79,8 +81,18 @@ def _let_nothing_run(api: PrefectApi) -> None:
     wait_until(lambda: not api.runs(UNFINISHED, pools), "no run is left", LIMIT_S, pause_s=1)
 
 
-def _cpu_by_name(members: list[psutil.Process]) -> dict[str, float]:
-    return {_name(member): sum(member.cpu_times()[:2]) for member in members}
+def _by_name(
+    members: list[psutil.Process], measure: Callable[[psutil.Process], float]
+) -> dict[str, float]:
+    found = {}
+    for member in members:
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            found[_name(member)] = measure(member)
+    return found
+
+
+def _cpu_s(member: psutil.Process) -> float:
+    return float(sum(member.cpu_times()[:2]))
 
 
 def _name(member: psutil.Process) -> str:
