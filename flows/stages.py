@@ -116,7 +116,7 @@ class Stages:
 def called(
     flow: Flow[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
-    """Run a flow within another; where that is tried again, Prefect gives plain JSON of one."""
+    """Run a flow within another; of one that has ended, a retry is given the stored plain JSON."""
     return cast(Result, as_returned(flow(*args, **kwargs), flow))
 
 

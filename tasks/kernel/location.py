@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 EXPECTED = "expected file:///folder or s3://bucket/prefix, `#` in it written as %23"
 OBJECTS = "objects"
-# How long a store may send nothing. It is silent while it is sent much: 256 MB at 1.7 Mbit/s.
+# How long a store may send nothing; and until it has a large object, 256 MB at 1.7 Mbit/s.
 SILENCE_LIMIT_S, UPLOAD_LIMIT_S = 60, 1200
 RETRIES = 8
 # How long a request is tried again whose store does not answer, or answers that it is busy.

@@ -109,6 +109,7 @@ def migrate(
     # The state may have been used since a move was cut off: of that one the content alone counts.
     location.remove(name for name in location.entries("") if belongs(name))
     restore(target, location, backup, prepare, say, only_shared=True)
+    location.remove([MARK])  # beside a state in use it would let in a copy of the old one
     files.write_atomically(settings.home / SERVER_FILE, text.encode(), private=True)
     for name in (OPERATION, MLFLOW):
         if (database := settings.home / name).exists():
@@ -116,4 +117,3 @@ def migrate(
                 log.replace(f"{database}.moved-wal")
             database.replace(f"{database}.moved")
             database.write_text(f"moved: see {SERVER_FILE}\n")
-    location.remove([MARK])

@@ -147,6 +147,7 @@ def test_either_server_and_either_controller_may_be_killed_and_nothing_is_lost_o
             for name, value in worker_environment(hosts[0].plan).items()
             if name.startswith("PREFECT_")
         }
+        settings["PREFECT_LOCAL_STORAGE_PATH"] = str(tmp_path / "results")
         api = PrefectApi(tmp_path, api_url, PASSWORD, settings)
         stack.enter_context(api.in_process())
         platform = ControlledPlatform(tmp_path, operation, api)
