@@ -85,6 +85,34 @@ class EnergyUse(Contract):
     estimated: bool = Field(default=False, description="True where no meter was read.")
 
 
+class ResourceUse(Contract):
+    """What a piece of work took: time of processors and devices, energy, and money."""
+
+    seconds: NonNegativeFloat = Field(default=0.0, description="Wall seconds.")
+    cpu_s: NonNegativeFloat = Field(default=0.0, description="CPU seconds of all its processes.")
+    gpu_s: NonNegativeFloat = Field(default=0.0, description="Seconds that it held GPUs, each.")
+    joules: NonNegativeFloat | None = Field(default=None, description="None where not known.")
+    estimated: bool = Field(default=False, description="The energy was not read off a meter.")
+    amount: NonNegativeFloat | None = Field(default=None, description="Money; None without prices.")
+    currency: str = Field(default="EUR", description="ISO 4217 code.")
+
+    def __add__(self, other: "ResourceUse") -> "ResourceUse":
+        """Both together; what is not known of one is taken as nothing."""
+
+        def known(one: float | None, two: float | None) -> float | None:
+            return None if one is None and two is None else (one or 0.0) + (two or 0.0)
+
+        return ResourceUse(
+            seconds=self.seconds + other.seconds,
+            cpu_s=self.cpu_s + other.cpu_s,
+            gpu_s=self.gpu_s + other.gpu_s,
+            joules=known(self.joules, other.joules),
+            estimated=self.estimated or other.estimated,
+            amount=known(self.amount, other.amount),
+            currency=self.currency,
+        )
+
+
 class RunCost(Contract):
     """Money that a training run took, at the prices of the configuration."""
 
