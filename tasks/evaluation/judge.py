@@ -204,7 +204,7 @@ def score_window(
         rows = score_rows(program, dataset, window, keep, store)
         rows.to_parquet(folder.path / "scores.parquet", index=False)
         scores = folder.artifact("scores.parquet")
-        return _judged(rows, model.program.sha256, dataset, window, scores, config)
+        return judge_scored(rows, model.program.sha256, dataset, window, scores, config)
 
     return store.build_once("scores", key, ScoredWindow, build)
 
@@ -353,12 +353,12 @@ def judge_served(
     """
     snapshot = served.dataset.snapshot
     rows = pd.read_parquet(store.path(served.scores))
-    return _judged(
+    return judge_scored(
         rows, served.program_sha256, served.dataset, snapshot.window, served.scores, config
     )
 
 
-def _judged(
+def judge_scored(
     rows: pd.DataFrame,
     program_sha256: str,
     dataset: ValidatedDataset,
@@ -366,7 +366,16 @@ def _judged(
     scores: Artifact,
     config: EvaluationConfig,
 ) -> ScoredWindow:
-    """Quality of scored rows whose label is known."""
+    """Quality of scored rows whose label is known.
+
+    Args:
+        rows: row id, event time, label, baseline if any, and `score`, of the window.
+        program_sha256: of the model.
+        dataset: where the rows come from.
+        window: of the rows.
+        scores: file that holds these rows and scores, perhaps with others.
+        config: the fewest rows.
+    """
     columns = dataset.snapshot.columns
     labelled = rows[rows[columns.label].notna()]
     unjudged = why_not_judged(labelled, columns, config)

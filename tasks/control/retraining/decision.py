@@ -238,12 +238,18 @@ def gather(
     )
 
 
-def asks_for_former(report: DriftReport, champion: ChampionState, config: RetrainingPolicy) -> bool:
+def asks_for_former(
+    report: DriftReport,
+    champion: ChampionState,
+    config: RetrainingPolicy,
+    checked_at: datetime | None = None,
+) -> bool:
     """True where it matters how the former champion would do: after a promotion, with labels."""
+    checked_at = checked_at or datetime.now(UTC)
     return (
         champion.previous_trouble is None
         and champion.promoted_at is not None
-        and datetime.now(UTC) - champion.promoted_at <= config.roll_back_within_days * DAY
+        and checked_at - champion.promoted_at <= config.roll_back_within_days * DAY
         and report.current_performance is not None
         and report.result in (DriftResult.WATCH, DriftResult.RETRAIN)
     )

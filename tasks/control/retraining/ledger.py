@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -43,13 +43,18 @@ class Ledger:
 
     Args:
         url: SQLAlchemy address of SQLite or PostgreSQL.
+        clock: shows what moment it is, UTC, where history is replayed; None: the database does.
 
     Raises:
         ConfigurationError: the address is of another kind.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, clock: Callable[[], datetime] | None = None) -> None:
         self.engine: sa.Engine = database.open_database(url)
+        self._clock = clock
+
+    def _moment(self, connection: sa.Connection) -> datetime:
+        return self._clock() if self._clock else database.database_now(connection)
 
     def store_result(
         self, model: str, use_case: str, evidence: Evidence, policy: RetrainingPolicy
@@ -72,7 +77,7 @@ class Ledger:
                 window_end=evidence.window.end,
                 evidence=evidence.model_dump_json(),
                 policy=policy.model_dump_json(),
-                stored_at=database.database_now(connection),
+                stored_at=self._moment(connection),
             )
             query = sa.select(_results).where(_results.c.result_id == result_id)
             return _read(records.StoredResult, connection.execute(query).mappings().one())
@@ -205,11 +210,12 @@ class Ledger:
         """Be the only one who decides about this model and use case, in one transaction."""
         with database.transaction(self.engine) as connection:
             _lock(connection, model)
-            yield Incidents(connection, model, use_case, actor)
+            now = self._clock() if self._clock else None
+            yield Incidents(connection, model, use_case, actor, now)
 
     def _now(self) -> datetime:
         with database.transaction(self.engine, reads_only=True) as connection:
-            return database.database_now(connection)
+            return self._moment(connection)
 
     def _rows(self, query: Any) -> list[sa.RowMapping]:
         with database.transaction(self.engine, reads_only=True) as connection:
@@ -244,14 +250,24 @@ class Incidents:
         model: registered model.
         use_case: name of the use case.
         actor: who asks, as the record names it.
+        now: the moment of a replay, UTC; None: as the database shows it.
     """
 
-    def __init__(self, connection: sa.Connection, model: str, use_case: str, actor: str) -> None:
+    def __init__(
+        self,
+        connection: sa.Connection,
+        model: str,
+        use_case: str,
+        actor: str,
+        now: datetime | None = None,
+    ) -> None:
         self._execute = connection.execute
         self.model, self.use_case, self.actor = model, use_case, actor
-        self.now = database.database_now(connection)
+        self.now = now or database.database_now(connection)
         # A clock that nobody can set; it is the same for all processes of one boot.
         self._boot, self._uptime_s = boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME)
+        if now is not None:
+            self._boot, self._uptime_s = "replay", now.timestamp()
         # Where the clock was set back, what was claimed "later" counts from now on. Else a clock
         # that had been years ahead would hold every cool-down for years.
         later = (_actions.c.model == model) & (_actions.c.claimed_at > self.now)

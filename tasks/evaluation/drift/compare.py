@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import Field, PositiveInt
 
-from tasks.contracts.base import TimeWindow
+from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.drift import DriftReport, FeatureDrift
 from tasks.contracts.evaluation import ScoredWindow
@@ -45,6 +46,16 @@ PREDICTION = "prediction"
 SCORE, PREDICTED = "score", "predicted"
 
 
+class SeenFeatures(Contract):
+    """What the features of two windows showed, whatever model is asked about."""
+
+    features: tuple[FeatureDrift, ...]
+    faults: tuple[str, ...]
+    remarks: tuple[str, ...] = Field(description="What only looks like a fault.")
+    num_reference_rows: PositiveInt
+    num_current_rows: PositiveInt
+
+
 def compare_windows(
     reference: ValidatedDataset,
     reference_window: TimeWindow,
@@ -55,6 +66,7 @@ def compare_windows(
     config: DriftConfig,
     store: ArtifactStore,
     with_unit: Collection[str] = (),
+    seen: SeenFeatures | None = None,
 ) -> DriftReport:
     """Compare features, predictions and performance of a current window with the reference.
 
@@ -69,6 +81,7 @@ def compare_windows(
         config: limits.
         store: holds the snapshots and scores.
         with_unit: numeric columns that are declared to have a unit.
+        seen: what the features of these two windows showed, where that is known already.
 
     Raises:
         DataContractError: the scores are not of one model and of these rows, or a column is absent.
@@ -77,8 +90,10 @@ def compare_windows(
     """
     _check_same_origin(current, current_window, scored_reference, scored_current)
     columns = reference.snapshot.columns
-    windows = open_windows(reference, reference_window, current, current_window, config, store)
-    features, faults, remarks = compare_features(columns, windows, config, with_unit)
+    if seen is None:
+        windows = open_windows(reference, reference_window, current, current_window, config, store)
+        seen = compare_features(columns, windows, config, with_unit)
+    features, faults = seen.features, seen.faults
     prediction = _prediction(columns, scored_reference, scored_current, config, store)
     performance = performance_change(scored_reference, scored_current)
     result = decide(features, prediction, performance, faults, config)
@@ -86,8 +101,8 @@ def compare_windows(
     return DriftReport(
         reference=reference_window,
         current=current_window,
-        num_reference_rows=windows.reference.num_rows,
-        num_current_rows=windows.current.num_rows,
+        num_reference_rows=seen.num_reference_rows,
+        num_current_rows=seen.num_current_rows,
         features=features,
         prediction=prediction,
         reference_performance=scored_reference.metrics,
@@ -105,7 +120,7 @@ def compare_windows(
                 (scored_reference, scored_current),
                 config,
             ),
-            *(f"Look at {remark}." for remark in remarks),
+            *(f"Look at {remark}." for remark in seen.remarks),
         ),
         compared=(
             reference.snapshot.data,
@@ -174,7 +189,7 @@ def _check_days(rows: WindowColumns, window: TimeWindow, name: str, config: Drif
 
 def compare_features(
     columns: DatasetSchema, windows: Windows, config: DriftConfig, with_unit: Collection[str]
-) -> tuple[tuple[FeatureDrift, ...], list[str], list[str]]:
+) -> SeenFeatures:
     """Change of each feature, numbers first, the signs of faults, and what only looks like one."""
     examined = []
     for examine, names in (
@@ -196,7 +211,13 @@ def compare_features(
     guesses = {column.name: column.guess for column in examined if column.guess is not None}
     converted, remarks = judge_guesses(guesses, with_unit)
     faults = [f"{column.name}: {fault}" for column in examined for fault in column.faults]
-    return features, [*converted, *faults], remarks
+    return SeenFeatures(
+        features=features,
+        faults=(*converted, *faults),
+        remarks=tuple(remarks),
+        num_reference_rows=windows.reference.num_rows,
+        num_current_rows=windows.current.num_rows,
+    )
 
 
 def _prediction(
