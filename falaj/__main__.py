@@ -61,6 +61,7 @@ COMMANDS = {
         "convert": ("loop:convert", "Convert a registered version again."),
         "promote": ("loop:promote", "Take a registered version through all gates."),
         "drift": ("loop:drift", "Compare one window with the training reference."),
+        "replay": ("loop:replay", "Replay the history under several policies of retraining."),
         "retry": ("loop:retry", "Resume a failed or killed loop at the stage that failed."),
     },
     "Data": {

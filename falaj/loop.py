@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts.types import PositiveInt
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt
 
 from falaj.context import (
     EXIT_DRIFT,
@@ -15,6 +16,7 @@ from falaj.context import (
     End,
     Here,
     Last,
+    Moment,
     Shown,
     Start,
     chosen_window,
@@ -22,7 +24,8 @@ from falaj.context import (
     row,
 )
 from falaj.models import gate_lines
-from falaj.session import run_flow, serve_ui
+from falaj.session import run_flow
+from tasks.contracts.replay import PolicyName, serve_ui
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.extras import require_extras
 
@@ -149,6 +152,53 @@ def drift(
     if last is None and not (served and start is None):
         required_window(chosen_window(start, end, None), "drift")
     return run_flow(context, work)
+
+
+def replay(
+    *,
+    policies: Annotated[list[PolicyName] | None, Parameter(consume_multiple=True)] = None,
+    inject: str = "",
+    permuted: NonNegativeInt = 0,
+    tune: bool = False,
+    start: Moment | None = None,
+    held_out_from: Moment | None = None,
+    seed: NonNegativeInt = 0,
+    context: Here,
+) -> Shown:
+    """Replay the history under several policies; show what each would have gained and cost.
+
+    Args:
+        policies: Policies beside never, monthly and controller (default: all).
+        inject: Faults, such as celsius@07-10,freeze@08-01:36h.
+        permuted: Histories with their days in a random order, where nothing drifts.
+        tune: Propose better bounds, found before the days that judge.
+        start: First day (default: when a quarter of the history is over).
+        held_out_from: First day that judges (default: the middle of the history).
+        seed: Of all that is drawn.
+
+    Examples:
+        falaj replay
+        falaj replay --inject celsius@07-10,station-missing@02-10:7d --permuted 10
+    """
+    require_extras("train", "convert")
+
+    def work(config: PipelineConfig) -> Shown:
+        from flows.replay.config import POLICIES, ReplayConfig
+        from flows.replay.flow import replay_flow
+
+        asked = ReplayConfig(
+            policies=tuple(policies or POLICIES),
+            start=start,
+            held_out_from=held_out_from,
+            faults=inject,
+            permuted=permuted,
+            tune=tune,
+            seed=seed,
+        )
+        result = replay_flow(config, asked)
+        return Shown(result, [result.sentence])
+
+    return run_flow(context, work, trains=True)
 
 
 def recalibrate(

@@ -32,7 +32,7 @@ from tasks.evaluation.task import (
 from tasks.features.task import count_new_rows
 from tasks.kernel.settings import Settings
 from tasks.predictions.task import count_served_rows, take_served_window
-from tasks.registry.task import fetch_version, find_champion, find_champion_state
+from tasks.registry.task import fetch_version, find_champion, find_champion_state, find_trained
 
 
 @flow(name="drift-check", flow_run_name=run_name("drift"), **RECORDED)
@@ -51,6 +51,7 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
     champion = find_champion(config.registry)
     if champion is None:
         return None
+    config = of_champion(config, champion)
     reference, current = validated_rows(config), validated_rows(config, window)
     now = score_model_window(champion, current, window, config.evaluation)
     return _compared(champion, reference, current, now, window, config)
@@ -75,7 +76,18 @@ def drift_check_log_flow(
     champion = find_champion(config.registry)
     if champion is None:
         return None
+    config = of_champion(config, champion)
     return check_served(champion, validated_rows(config), window, config)
+
+
+def of_champion(config: PipelineConfig, champion: RegisteredProgram) -> PipelineConfig:
+    """The use case with the splits of its champion, which a retraining has moved since.
+
+    Rows that the champion was trained on are no reference for its quality: beside them every later
+    window looks stale.
+    """
+    splits = find_trained(config.registry, champion.version.version).splits
+    return config if splits == config.splits else config.with_splits(splits)
 
 
 def check_served(

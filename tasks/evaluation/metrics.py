@@ -162,6 +162,33 @@ def measure_rows(rows: pd.DataFrame, columns: DatasetSchema, score: str) -> Meas
     return Measured(ready, ready.estimate(), ready.measure(draws), columns.unit)
 
 
+def primary_metric(
+    rows: pd.DataFrame, columns: DatasetSchema, score: str, *, replicates: bool = True
+) -> tuple[float, Float64Array]:
+    """What models are compared by, alone and so cheaply: the AUC, or R2 of a regression.
+
+    Args:
+        rows: as `measure_rows` takes them; equal rows give equal draws.
+        columns: names, and the kind of task.
+        score: column of the model's scores.
+        replicates: draw days too.
+
+    Returns:
+        The estimate, NaN where it is not defined, and its replicates, shape (draws,).
+    """
+    labels, scores = rows[columns.label].to_numpy(), rows[[*columns.score_columns(score)]]
+    days, num_days = number_days(utc_times(rows, columns.event_time))
+    once = np.ones((1, num_days))
+    draws = np.concatenate([once, seeded_days(num_days)]) if replicates else once
+    if columns.task == "multi-class":
+        found = RankedClasses(labels, scores.to_numpy(), days, CALIBRATION_BINS).auc(draws)
+    elif columns.task == "classification":
+        found = RankedRows(labels, scores[score].to_numpy(), days, CALIBRATION_BINS).auc(draws)
+    else:
+        found = PredictedRows(labels, scores[score].to_numpy(), None, days).measure(draws)[:, 0]
+    return float(found[0]), found[1:]
+
+
 def error_ratio(model: Measured, plain: Sequence[Measured], tolerance: float) -> Metric:
     """RMSE of a model over that of the plain prediction that errs least, with its interval.
 

@@ -79,8 +79,20 @@ def write_model(
         files[target.name] = _record(target)
     write_atomically(folder / EVALUATION_FILE, evaluation.model_dump_json(indent=1))
     files[EVALUATION_FILE] = _record(folder / EVALUATION_FILE)
+    manifest = manifest_of(trained, snapshot, model_name, code_commit, files)
+    return _write_value(folder / MANIFEST_FILE, manifest)
+
+
+def manifest_of(
+    trained: CandidateModel,
+    snapshot: FeatureSnapshot,
+    model_name: str,
+    code_commit: str,
+    files: dict[str, FileRecord],
+) -> ModelManifest:
+    """The content of `model.json`."""
     signature = tabular_signature(trained.columns)
-    manifest = ModelManifest(
+    return ModelManifest(
         model_name=model_name,
         code_commit=code_commit,
         columns=trained.columns,
@@ -101,7 +113,6 @@ def write_model(
         compression=trained.compression if isinstance(trained, CompressedModel) else None,
         files=files,
     )
-    return _write_value(folder / MANIFEST_FILE, manifest)
 
 
 def _link_or_copy(source: str, target: str) -> None:

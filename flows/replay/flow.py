@@ -1,0 +1,124 @@
+"""Replay: what each policy would have gained and cost on the history that a use case holds."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from prefect import flow, task
+
+from flows.candidate import validated_rows
+from flows.config import PipelineConfig
+from flows.drift_check import columns_with_unit
+from flows.replay.config import ReplayConfig
+from flows.replay.history import History, opened, parts
+from flows.replay.models import Candidate, retrain
+from flows.replay.outcome import (
+    keep_scores,
+    oracle,
+    policy_result,
+    qualities,
+    recommended,
+    replayed_models,
+)
+from flows.replay.walk import Walk, walk
+from flows.stages import FOUND
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import AUC_NAME, R2_NAME
+from tasks.contracts.replay import FalseAlarms, PolicyName, ReplayResult
+from tasks.kernel.retry_policy import uncached
+
+TIMEOUT_S = 86_400
+
+
+@flow(name="replay", flow_run_name="replay-{config.name}", **FOUND)
+def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
+    """Walk the history under each policy, compare what they served, and say which to run.
+
+    Cut off and run again it goes on: every training, check and walk is kept by its content.
+
+    Args:
+        config: The use case, whose whole window was refreshed.
+        replay: Policies, parts of the history, faults.
+    """
+    dataset = validated_rows(config)
+    history = opened(config, dataset, columns_with_unit(config))
+    tuned_on, held_out = parts(history, replay)
+    days = history.days(tuned_on.start, held_out.end)
+    first = train_first(history, days[0])
+    walks: dict[PolicyName, Walk] = {
+        policy: walk_policy(history, policy, days, first)
+        for policy in replay.policies
+        if policy != "oracle"
+    }
+    return compare_policies(history, replay, first, walks, days)
+
+
+@task(name="train-first", task_run_name="first-champion-{moment}", **uncached(TIMEOUT_S))
+def train_first(history: History, moment: datetime) -> Candidate:
+    """The champion before the first day, trained as the loop would have.
+
+    Safe to retry: a training resumes from its checkpoints, and is kept by its content.
+
+    Raises:
+        FalajError: it cannot be trained. Not retried, unless a rank was lost.
+    """
+    return retrain(history, moment, None)
+
+
+@task(name="walk-policy", task_run_name="walk-{policy}", **uncached(TIMEOUT_S))
+def walk_policy(
+    history: History, policy: PolicyName, days: list[datetime], first: Candidate
+) -> Walk:
+    """Walk all days under one policy.
+
+    Safe to retry: what was trained and checked is kept by its content.
+
+    Raises:
+        TransientError: a rank was lost, or another process trains the same. Retried.
+        FalajError: a part failed for good. Not retried.
+    """
+    return walk(history, policy, days, first)
+
+
+@task(name="compare-policies", **uncached(TIMEOUT_S))
+def compare_policies(
+    history: History,
+    replay: ReplayConfig,
+    first: Candidate,
+    walks: dict[PolicyName, Walk],
+    days: list[datetime],
+) -> ReplayResult:
+    """Judge what each policy served, on the days that may choose bounds and on those that judge.
+
+    Safe to retry: it reads what is kept.
+    """
+    tuned_on, held_out = parts(history, replay)
+    if "oracle" in replay.policies:
+        walks = {**walks, "oracle": oracle(history, list(walks.values()), days)}
+    tuned = qualities(history, walks, tuned_on)
+    judged = qualities(history, walks, held_out)
+    name = R2_NAME if history.columns.task == "regression" else AUC_NAME
+    chosen, sentence = recommended(judged, name)
+    whole = TimeWindow(start=tuned_on.start, end=held_out.end)
+    return ReplayResult(
+        use_case=history.config.name,
+        question=history.config.question,
+        quality_name=name,
+        history=whole,
+        tuned_on=tuned_on,
+        held_out=held_out,
+        seed=replay.seed,
+        policies=tuple(policy_result(history, walks[p], tuned[p], judged[p]) for p in walks),
+        models=replayed_models(first, list(walks.values())),
+        false_alarms=_false_alarms(walks["controller"], len(days)),
+        recommended=chosen,
+        sentence=sentence,
+        scores=keep_scores(history, walks, whole),
+    )
+
+
+def _false_alarms(controller: Walk, num_days: int) -> FalseAlarms:
+    faults = [text for text in controller.results.values() if text.startswith("data_fault")]
+    return FalseAlarms(
+        num_days=num_days, refused=0, alerts=0, data_faults=len(faults), sentences=tuple(faults[:1])
+    )

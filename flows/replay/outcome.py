@@ -1,0 +1,236 @@
+"""What a replay shows: quality of what each policy served, regret, cost, and a recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flows.replay.history import History, ReplayModel
+from flows.replay.models import Candidate
+from flows.replay.walk import Reigning, Spending, Walk
+from tasks.contracts.base import Artifact, Contract, TimeWindow
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.replay import (
+    PolicyName,
+    PolicyQuality,
+    PolicyResult,
+    Reign,
+    ReplayedModel,
+    WeekQuality,
+)
+from tasks.contracts.telemetry import ResourceUse
+from tasks.evaluation.metrics import UNBOUNDED, metric_of, primary_metric, why_not_judged
+from tasks.evaluation.scoring import SCORE
+from tasks.kernel.settings import StagedFolder, content_key
+
+ORACLE_DAYS = timedelta(days=28)
+"""The oracle chooses anew so often: shorter stretches would reward luck."""
+WEEK = timedelta(days=7)
+ENOUGH = 0.001
+"""AUC or R2 that nobody would pay for."""
+Scores = NDArray[np.float32]
+Drawn = tuple[float, NDArray[np.float64]]
+
+
+def served(history: History, walk: Walk, window: TimeWindow) -> Scores:
+    """The scores that a policy served in a window, shape (rows, 1) or (rows, classes)."""
+    ends = [reign.since for reign in walk.reigns[1:]] + [window.end]
+    found = np.full_like(history.scores(walk.reigns[0].model)[history.part(window)], np.nan)
+    first = history.part(window).start
+    for reign, end in zip(walk.reigns, ends, strict=True):
+        start, end = max(reign.since, window.start), min(end, window.end)
+        if reign is walk.reigns[0]:
+            start = window.start
+        if start < end:
+            part = history.part(TimeWindow(start=start, end=end))
+            found[part.start - first : part.stop - first] = history.scores(reign.model)[part]
+    return found
+
+
+def with_scores(history: History, scores: Scores, window: TimeWindow) -> pd.DataFrame:
+    """Labelled rows of a window with some scores."""
+    names = history.columns.score_columns(SCORE)
+    rows = history.rows[history.part(window)].assign(**dict(zip(names, scores.T, strict=True)))
+    return rows[rows[history.columns.label].notna()]
+
+
+def oracle(history: History, walks: Sequence[Walk], days: Sequence[datetime]) -> Walk:
+    """The best in hindsight: every four weeks the best of all models that were made by then."""
+    models = {m.program.sha256: m for walk in walks for m in _models(walk)}
+    made = {c.model.program.sha256: c for walk in walks for c in walk.made}
+    reigns: list[Reigning] = []
+    start, end = days[0], history.config.window.end
+    while start < end:
+        window = TimeWindow(start=start, end=min(start + ORACLE_DAYS, end))
+        known = [model for model in models.values() if model.made <= start]
+        best = max(known, key=lambda model: _quality_in(history, model, window))
+        if not reigns or reigns[-1].model != best:
+            reigns.append(Reigning(since=start, model=best))
+        start += ORACLE_DAYS
+    used = {reign.model.program.sha256 for reign in reigns}
+    spent = [
+        Spending(at=made[sha].model.made, use=made[sha].use, training=True)
+        for sha in sorted(used & made.keys())
+    ]
+    return Walk(policy="oracle", reigns=tuple(reigns), acts=(), made=(), spent=tuple(spent))
+
+
+def _models(walk: Walk) -> list[ReplayModel]:
+    return [walk.reigns[0].model, *(candidate.model for candidate in walk.made)]
+
+
+def _quality_in(history: History, model: ReplayModel, window: TimeWindow) -> float:
+    rows = history.scored(model, window)
+    if why_not_judged(rows, history.columns, history.config.evaluation):
+        return -model.number  # nothing is known: the oldest
+    return primary_metric(rows, history.columns, SCORE, replicates=False)[0]
+
+
+class _Part(Contract):
+    """One part of the history, and which of what was spent belongs to it."""
+
+    window: TimeWindow
+
+    def holds(self, at: datetime) -> bool:
+        return self.window.start <= at < self.window.end
+
+
+def qualities(
+    history: History, walks: Mapping[PolicyName, Walk], window: TimeWindow
+) -> dict[PolicyName, PolicyQuality]:
+    """Quality of each policy in one part of the history, all on the same draws of days."""
+    drawn = {
+        name: primary_metric(
+            with_scores(history, served(history, walk, window), window), history.columns, SCORE
+        )
+        for name, walk in walks.items()
+    }
+    best = drawn.get("oracle", drawn["never"])
+    return {
+        name: _quality(walk, _Part(window=window), drawn[name], drawn, best)
+        for name, walk in walks.items()
+    }
+
+
+def _quality(
+    walk: Walk, part: _Part, own: Drawn, drawn: Mapping[PolicyName, Drawn], best: Drawn
+) -> PolicyQuality:
+    spent = [spending for spending in walk.spent if part.holds(spending.at)]
+    use = sum((spending.use for spending in spent), ResourceUse())
+    gain, hours = minus(own, drawn["never"]), use.cpu_s / 3600
+    return PolicyQuality(
+        window=part.window,
+        quality=metric_of(*own, UNBOUNDED),
+        to_never=gain,
+        to_monthly=minus(own, drawn["monthly"]),
+        to_controller=minus(own, drawn["controller"]),
+        regret=minus(best, own),
+        num_trainings=sum(spending.training for spending in spent),
+        use=use,
+        gain_per_cpu_hour=None if hours == 0 else scaled(gain, 1 / hours),
+    )
+
+
+def minus(one: Drawn, other: Drawn) -> Metric:
+    """A difference with its interval, on the same draws."""
+    return metric_of(one[0] - other[0], one[1] - other[1], UNBOUNDED)
+
+
+def scaled(metric: Metric, factor: float) -> Metric:
+    """A metric in another unit; the factor is above 0."""
+    return Metric(value=metric.value * factor, low=metric.low * factor, high=metric.high * factor)
+
+
+def policy_result(
+    history: History, walk: Walk, tuned_on: PolicyQuality, held_out: PolicyQuality
+) -> PolicyResult:
+    """All that is shown of one policy."""
+    ends = [*(reign.since for reign in walk.reigns[1:]), held_out.window.end]
+    return PolicyResult(
+        policy=walk.policy,
+        reigns=tuple(
+            Reign(window=TimeWindow(start=reign.since, end=end), model=reign.model.number)
+            for reign, end in zip(walk.reigns, ends, strict=True)
+        ),
+        acts=walk.acts,
+        tuned_on=tuned_on,
+        held_out=held_out,
+        weeks=tuple(_weeks(history, walk, tuned_on.window.start, held_out.window.end)),
+    )
+
+
+def _weeks(history: History, walk: Walk, start: datetime, end: datetime) -> list[WeekQuality]:
+    found = []
+    while start + WEEK <= end:
+        window = TimeWindow(start=start, end=start + WEEK)
+        rows = with_scores(history, served(history, walk, window), window)
+        known = not why_not_judged(rows, history.columns, history.config.evaluation)
+        value = primary_metric(rows, history.columns, SCORE, replicates=False)[0] if known else None
+        found.append(WeekQuality(start=history.local(start).date(), quality=value))
+        start += WEEK
+    return found
+
+
+def replayed_models(first: Candidate, walks: Sequence[Walk]) -> tuple[ReplayedModel, ...]:
+    """All models, each once, in order of the moments at which they were made."""
+    made = {c.model.program.sha256: c for c in (first, *(c for w in walks for c in w.made))}
+    return tuple(
+        ReplayedModel(
+            number=c.model.number,
+            made=c.model.made,
+            kind="recalibration" if c.model.number % 2 == 0 else "training",
+            splits=c.model.splits,
+            program_sha256=c.model.program.sha256,
+            quality=c.evaluation.overall.primary,
+            use=c.use,
+        )
+        for c in sorted(made.values(), key=lambda c: (c.model.made, c.model.number))
+    )
+
+
+class _Kept(Contract):
+    scores: Artifact
+
+
+def keep_scores(history: History, walks: Mapping[PolicyName, Walk], window: TimeWindow) -> Artifact:
+    """File of what each policy served, from which every figure can be computed again."""
+    key = content_key("replay-scores", history.identity, window, list(walks.values()))
+
+    def build(folder: StagedFolder) -> _Kept:
+        rows = history.rows[history.part(window)]
+        for name, walk in walks.items():
+            scores = served(history, walk, window)
+            columns = history.columns.score_columns(name)
+            rows = rows.assign(**dict(zip(columns, scores.T, strict=True)))
+        rows.to_parquet(folder.path / "scores.parquet", index=False)
+        return _Kept(scores=folder.artifact("scores.parquet"))
+
+    return history.store.build_once("replays", key, _Kept, build).scores
+
+
+def recommended(
+    results: Mapping[PolicyName, PolicyQuality], quality_name: str
+) -> tuple[PolicyName, str]:
+    """The cheapest policy whose quality is the best but for what nobody would pay for."""
+    real = {name: result for name, result in results.items() if name != "oracle"}
+    best = max(result.quality.value for result in real.values())
+    good = [name for name, result in real.items() if result.quality.value >= best - ENOUGH]
+    chosen = min(good, key=lambda name: (real[name].num_trainings, real[name].use.cpu_s))
+    own, monthly, controller = real[chosen], real["monthly"], real["controller"]
+    sentence = (
+        f"Run `{chosen}`: {quality_name} {own.quality:.4f} on the days that judge, "
+        f"{own.to_never:+.4f} to never retraining and {own.to_monthly:+.4f} to monthly, with "
+        f"{own.num_trainings} trainings (monthly {monthly.num_trainings}) and "
+        f"{own.use.cpu_s / 3600:.2f} CPU hours (monthly {monthly.use.cpu_s / 3600:.2f})."
+    )
+    if chosen != "controller":
+        sentence += (
+            f" The controller does not win here: {quality_name} "
+            f"{scaled(own.to_controller, 1.0):+.4f} in favour of `{chosen}`, with "
+            f"{controller.num_trainings} trainings and {controller.use.cpu_s / 3600:.2f} CPU hours."
+        )
+    return chosen, sentence

@@ -1,0 +1,343 @@
+"""Walk a history day by day under one policy: check, decide, train, ask the gates, promote.
+
+The controller's walk uses the parts of the daily system themselves: the drift check, the rule, the
+record with incidents, cool-down and budget, the gates, recalibration and roll back. Only the clock
+is virtual, and conversion, registry and serving are left out: they change no score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from flows.replay.history import History, ReplayModel
+from flows.replay.models import Candidate, measured, recalibrate, retrain
+from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.drift import DriftReport
+from tasks.contracts.evaluation import Comparison
+from tasks.contracts.release import ChampionState
+from tasks.contracts.replay import PolicyName, ReplayedAct
+from tasks.contracts.telemetry import ResourceUse
+from tasks.control.retraining.decision import Action, Cause, asks_for_former, gather
+from tasks.control.retraining.incidents import Here, settle, start_claimed
+from tasks.control.retraining.ledger import Ledger
+from tasks.control.retraining.records import Order, Outcome, RunEnd, StartedAction
+from tasks.evaluation.drift.compare import (
+    SeenFeatures,
+    compare_features,
+    compare_windows,
+    open_windows,
+)
+from tasks.evaluation.metrics import AGAINST, measure_rows
+from tasks.evaluation.scoring import SCORE
+from tasks.kernel.errors import DataContractError, TrainingError, WindowError
+from tasks.kernel.files import scratch_folder
+from tasks.kernel.progress import report_progress
+from tasks.kernel.settings import StagedFolder, code_digest, content_key
+
+ALARM_PSI, ALARM_SHARE = 0.2, 0.5
+"""`on-drift-alarm`: at least half of the features with a PSI above 0.2, the usual bound of a
+significant shift (Siddiqi, "Credit Risk Scorecards", 2006), on the day of a weekly check."""
+MONDAY = 0
+NOT_TRAINED = (DataContractError, TrainingError, WindowError)
+"""What fails a training for good: the run would have failed, and the champion stays."""
+
+
+class Reigning(Contract):
+    """A model that came into service at a moment."""
+
+    since: datetime
+    model: ReplayModel
+
+
+class Spending(Contract):
+    """What was taken at a moment."""
+
+    at: datetime
+    use: ResourceUse
+    training: bool = False
+
+
+class Walk(Contract):
+    """Everything that one policy did."""
+
+    policy: PolicyName
+    reigns: tuple[Reigning, ...]
+    acts: tuple[ReplayedAct, ...]
+    made: tuple[Candidate, ...]
+    spent: tuple[Spending, ...]
+    results: dict[str, str] = Field(
+        default={}, description="Day to the result of its drift check, and its first sentence."
+    )
+
+    def champion_at(self, moment: datetime) -> ReplayModel:
+        """Who serves at a moment."""
+        return [reign.model for reign in self.reigns if reign.since <= moment][-1]
+
+
+@dataclass
+class Service:
+    """Who serves now and who did before, and what has happened."""
+
+    history: History
+    champion: Candidate
+    promoted_at: datetime | None
+    previous: Candidate | None = None
+    reigns: list[Reigning] = field(default_factory=list)
+    acts: list[ReplayedAct] = field(default_factory=list)
+    made: list[Candidate] = field(default_factory=list)
+    spent: list[Spending] = field(default_factory=list)
+    results: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, moment: datetime) -> None:
+        """Put the first champion into service."""
+        self.reigns.append(Reigning(since=moment, model=self.champion.model))
+
+    def retrain(self, moment: datetime, reason: str) -> None:
+        """Train, and promote what passes the gates."""
+        try:
+            found = retrain(self.history, moment, self.champion)
+        except NOT_TRAINED as exc:
+            act = ReplayedAct(at=moment, action="retrain", reason=f"{reason}; failed: {exc}")
+            self.acts.append(act)
+            return
+        self._take("retrain", found, moment, reason)
+
+    def recalibrate(self, window: TimeWindow, moment: datetime, reason: str) -> None:
+        """Map the champion's scores anew, and promote what passes the gates."""
+        with measured() as used:
+            found = recalibrate(self.history, window, moment, self.champion)
+        if isinstance(found, Candidate):
+            self._take("recalibrate", found, moment, reason)
+            return
+        self.spent.append(Spending(at=moment, use=used[0]))
+        reason = f"{reason}; not done: {found}"
+        self.acts.append(ReplayedAct(at=moment, action="recalibrate", reason=reason))
+
+    def roll_back(self, moment: datetime, reason: str) -> None:
+        """Let the one before serve again."""
+        assert self.previous is not None
+        self.champion, self.previous, self.promoted_at = self.previous, None, None
+        self.begin(moment)
+        number = self.champion.model.number
+        act = ReplayedAct(at=moment, action="roll_back", reason=reason, model=number, promoted=True)
+        self.acts.append(act)
+
+    def _take(self, action: str, found: Candidate, moment: datetime, reason: str) -> None:
+        self.made.append(found)
+        self.spent.append(Spending(at=moment, use=found.use, training=action == "retrain"))
+        if not found.closed:
+            self.previous, self.champion, self.promoted_at = self.champion, found, moment
+            self.begin(moment)
+        act = {"at": moment, "action": action, "reason": reason, "model": found.model.number}
+        act |= {"promoted": not found.closed, "closed": found.closed}
+        self.acts.append(ReplayedAct.model_validate(act))
+
+    def state(self) -> ChampionState:
+        """The champion as the registry would describe it."""
+        history, previous = self.history, self.previous
+        return ChampionState(
+            version=self.champion.model.version(history),
+            promoted_at=self.promoted_at,
+            previous=previous.model.version(history) if previous else None,
+            previous_trouble=None,
+        )
+
+
+def walk(history: History, policy: PolicyName, days: Sequence[datetime], first: Candidate) -> Walk:
+    """Walk the days under one policy; kept by its content, so a second walk is read.
+
+    Args:
+        history: rows, clock and configuration.
+        policy: any but `oracle`, which is chosen from the others' models.
+        days: moments of the daily checks, rising.
+        first: champion before the first day.
+
+    Raises:
+        FalajError: a part failed in a way that would not fail a real run alone.
+    """
+    ends = days[0], days[-1]
+    key = content_key(code_digest(__file__), history.identity, policy, ends, first.model)
+
+    def build(folder: StagedFolder) -> Walk:
+        service = Service(history, first, first.model.made)
+        service.begin(days[0])
+        with scratch_folder("falaj-replay-") as scratch:
+            step = _steps(policy, service, scratch)
+            for number, moment in enumerate(days):
+                report_progress("replay", number, len(days), f"{policy}: {moment:%Y-%m-%d}")
+                step(moment)
+        return Walk(
+            policy=policy,
+            reigns=tuple(service.reigns),
+            acts=tuple(service.acts),
+            made=tuple(service.made),
+            spent=tuple(service.spent),
+            results=service.results,
+        )
+
+    return history.store.build_once("replayed-walks", key, Walk, build)
+
+
+def _steps(policy: PolicyName, service: Service, scratch: Path) -> Callable[[datetime], None]:
+    history = service.history
+
+    def monday(moment: datetime) -> None:
+        if history.local(moment).weekday() == MONDAY:
+            service.retrain(moment, "each Monday")
+
+    def first_of_month(moment: datetime) -> None:
+        if history.local(moment).day == 1:
+            service.retrain(moment, "first day of the month")
+
+    def alarm(moment: datetime) -> None:
+        if history.local(moment).weekday() == MONDAY and (reason := _alarm(service, moment)):
+            service.retrain(moment, reason)
+
+    def nothing(moment: datetime) -> None:
+        pass
+
+    steps = {"never": nothing, "weekly": monday, "monthly": first_of_month, "on-drift-alarm": alarm}
+    return steps.get(policy) or Controller(service, scratch).day
+
+
+def _alarm(service: Service, moment: datetime) -> str | None:
+    """Why a plain monitor of feature drift would retrain now; None where it would not."""
+    history = service.history
+    window = history.config.clock.newest_days(moment)
+    kept = seen_features(history, service.champion.model.splits.train, window)
+    service.spent.append(Spending(at=moment, use=kept.use))
+    shifted = sum(feature.psi > ALARM_PSI for feature in kept.seen.features)
+    if shifted < ALARM_SHARE * len(kept.seen.features):
+        return None
+    return f"{shifted} of {len(kept.seen.features)} features with a PSI above {ALARM_PSI}"
+
+
+class KeptFeatures(Contract):
+    """What the features of two windows showed, and what it took to see."""
+
+    seen: SeenFeatures
+    use: ResourceUse
+
+
+def seen_features(history: History, reference: TimeWindow, current: TimeWindow) -> KeptFeatures:
+    """Compare the features of two windows, once for all models and policies."""
+    config, store, dataset = history.config.drift, history.store, history.dataset
+    sha = dataset.snapshot.data.sha256
+    key = content_key(code_digest(__file__), sha, reference, current, config, history.with_unit)
+
+    def build(folder: StagedFolder) -> KeptFeatures:
+        with measured() as used:
+            windows = open_windows(dataset, reference, dataset, current, config, store)
+            seen = compare_features(history.columns, windows, config, history.with_unit)
+        return KeptFeatures(seen=seen, use=used[0])
+
+    return store.build_once("replayed-features", key, KeptFeatures, build)
+
+
+class KeptCheck(Contract):
+    """One drift check, and what it took."""
+
+    report: DriftReport
+    use: ResourceUse
+
+
+def check_drift(history: History, model: ReplayModel, window: TimeWindow) -> KeptCheck:
+    """The drift check of one day, as the flow `drift-check` does it."""
+    sha = history.dataset.snapshot.data.sha256
+    config, units = history.config, history.with_unit
+    key = content_key(
+        code_digest(__file__), sha, model, window, config.drift, config.evaluation, units
+    )
+
+    def build(folder: StagedFolder) -> KeptCheck:
+        kept = seen_features(history, model.splits.train, window)
+        with measured() as used:
+            report = compare_windows(
+                history.dataset,
+                model.splits.train,
+                history.dataset,
+                window,
+                history.judged(model, model.splits.validation),
+                history.judged(model, window),
+                config.drift,
+                history.store,
+                units,
+                kept.seen,
+            )
+        return KeptCheck(report=report, use=used[0] + kept.use)
+
+    return history.store.build_once("replayed-checks", key, KeptCheck, build)
+
+
+class Controller:
+    """The controller with its own record, on the virtual clock.
+
+    Args:
+        service: what it keeps good.
+        folder: where its record is while it walks.
+    """
+
+    def __init__(self, service: Service, folder: Path) -> None:
+        self._service, self._history = service, service.history
+        self._now = service.reigns[0].since
+        self._ledger = Ledger(f"sqlite:///{folder}/ledger.db", lambda: self._now)
+
+    def day(self, moment: datetime) -> None:
+        """Check, decide, and carry out."""
+        self._now = moment
+        service, history, config = self._service, self._history, self._history.config
+        window = config.clock.newest_days(moment)
+        kept = check_drift(history, service.champion.model, window)
+        service.spent.append(Spending(at=moment, use=kept.use))
+        report, state = kept.report, service.state()
+        said = report.evidence[0] if report.evidence else ""
+        service.results[f"{moment:%Y-%m-%d}"] = f"{report.result.value}: {said}"
+        former = None
+        if state.previous and asks_for_former(report, state, config.retraining, moment):
+            former = self._former_minus_present(window)
+        evidence = gather(report, state.version, state, former, moment)
+        model, policy = config.registry.model_name, config.retraining
+        self._ledger.store_result(model, config.name, evidence, policy)
+        here = Here(state.version.version, recalibrates=not history.columns.classes)
+        answer = settle(self._ledger, model, config.name, "replay", here)
+        for made in answer.decisions:
+            if made.outcome is Outcome.ALERTS and made.cause is Cause.FEED:
+                act = ReplayedAct(at=moment, action="alert", reason=made.reason)
+                service.acts.append(act)
+            elif made.outcome in (Outcome.COOL_DOWN, Outcome.BUDGET):
+                service.acts.append(ReplayedAct(at=moment, action="wait", reason=made.reason))
+        start_claimed(self._ledger, answer.orders, self._carry_out)
+
+    def _former_minus_present(self, window: TimeWindow) -> Comparison | None:
+        """How the champion before would have done in the window; None with too few labels."""
+        history, service = self._history, self._service
+        assert service.previous is not None
+        plain = history.columns.model_copy(update={"baseline": None})
+        now = history.judged(service.champion.model, window)
+        then = history.scored(service.previous.model, window)
+        names = list(history.columns.score_columns(SCORE))
+        if now.metrics is None or not np.isfinite(then[names].to_numpy()).all():
+            return None
+        present = history.scored(service.champion.model, window)
+        return measure_rows(then, plain, SCORE).minus(measure_rows(present, plain, SCORE), AGAINST)
+
+    def _carry_out(self, order: Order) -> StartedAction:
+        """Do it at once: a training takes minutes, and the next day is a day away."""
+        service, before = self._service, len(self._service.spent)
+        started = StartedAction(kind="in_process", run_id=order.incident_id, place="replay")
+        self._ledger.mark_started(order.incident_id, started)
+        if order.action is Action.RETRAIN:
+            service.retrain(self._now, order.reason)
+        elif order.action is Action.RECALIBRATE:
+            service.recalibrate(order.evidence.window, self._now, order.reason)
+        else:
+            service.roll_back(self._now, order.reason)
+        seconds = sum(spending.use.seconds for spending in service.spent[before:])
+        self._ledger.mark_ended(order.incident_id, RunEnd(state="completed", seconds=seconds))
+        return started
