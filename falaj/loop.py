@@ -24,8 +24,8 @@ from falaj.context import (
     row,
 )
 from falaj.models import gate_lines
-from falaj.session import run_flow
-from tasks.contracts.replay import PolicyName, serve_ui
+from falaj.session import run_flow, serve_ui
+from tasks.contracts.replay import PolicyName
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.extras import require_extras
 
