@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
-from functools import cached_property
+from functools import cache, cached_property
+from types import ModuleType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -20,6 +21,7 @@ from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import RegisteredProgram
+from tasks.evaluation import scoring
 from tasks.evaluation.judge import judge_scored
 from tasks.evaluation.metrics import baseline_columns
 from tasks.evaluation.scoring import SCORE, Program, score_rows, utc_times
@@ -159,6 +161,12 @@ class History:
         return (self.dataset.snapshot.data.sha256, self.config, self.with_unit)
 
 
+@cache
+def code_of(*modules: ModuleType) -> tuple[str, ...]:
+    """Digests of what these modules of other packages do; what they decided is kept under them."""
+    return tuple(code_digest(str(module.__file__)) for module in modules)
+
+
 def opened(config: PipelineConfig, dataset: ValidatedDataset, units: tuple[str, ...]) -> History:
     """The history of a use case, on a clock that shows the virtual moment."""
     clock = config.clock.model_copy(update={"replay_year": None})
@@ -198,7 +206,7 @@ def parts(history: History, replay: ReplayConfig) -> tuple[TimeWindow, TimeWindo
 def _keep_scores(history: History, model: ReplayModel) -> _KeptScores:
     dataset, columns = history.dataset, history.columns
     key = content_key(
-        code_digest(__file__), model.program.sha256, model.columns, model.splits.validation.start,
+        code_of(scoring), model.program.sha256, model.columns, model.splits.validation.start,
         dataset.snapshot.data.sha256,
     )  # fmt: skip
 

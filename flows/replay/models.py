@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from flows.config import PipelineConfig
-from flows.replay.history import History, ReplayModel
+from flows.replay.history import History, ReplayModel, code_of
 from flows.stages import roll
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.evaluation import BaselineModel, EvaluationReport
@@ -20,12 +20,13 @@ from tasks.contracts.release import CalibrationSource
 from tasks.contracts.telemetry import ResourceUse
 from tasks.contracts.training import CandidateModel, RecalibratedModel, TrainedModel
 from tasks.conversion.calibrator import map_program
+from tasks.evaluation import judge as judging
 from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.config import calibration_splits, split_window
 from tasks.evaluation.judge import judge_model
 from tasks.evaluation.recalibration import fit_scored, why_no_gain
 from tasks.kernel.errors import WindowError
-from tasks.kernel.settings import StagedFolder, code_digest, content_key
+from tasks.kernel.settings import StagedFolder, content_key
 from tasks.registry.gates import Evidence, judge
 from tasks.registry.model_folder import VersionRecord, manifest_of
 from tasks.training.core.run_directory import TrainingRequest
@@ -103,10 +104,13 @@ def recalibrate(
 
 
 def _trained(history: History, config: PipelineConfig) -> Trained:
-    """Train, or find it trained; one build keeps model and use together."""
+    """Train, or find it trained; one build keeps model and use together.
+
+    Without a digest of code: the model has its own, and a change beside it trains nothing anew.
+    """
     dataset, store, settings = history.dataset, history.store, history.settings
     key = content_key(
-        code_digest(__file__), dataset.snapshot.data.sha256, config.splits, config.training,
+        dataset.snapshot.data.sha256, config.splits, config.training,
         config.baseline_model,
     )  # fmt: skip
 
@@ -154,7 +158,7 @@ def _asked(
         splits=made.splits,
     )
     against = incumbent.model.registered(history) if incumbent else None
-    key = content_key(code_digest(__file__), made.program.sha256, made.splits, against, config)
+    key = content_key(code_of(judging), made.program.sha256, made.splits, against, config)
 
     def build(folder: StagedFolder) -> _Judged:
         parts = made, history.dataset, against, baseline, config.evaluation

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from flows.replay.history import History, ReplayModel
+from flows.replay.history import History, ReplayModel, code_of
 from flows.replay.models import Candidate, measured, recalibrate, retrain
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.drift import DriftReport
@@ -23,10 +23,14 @@ from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionState
 from tasks.contracts.replay import PolicyName, ReplayedAct
 from tasks.contracts.telemetry import ResourceUse
+from tasks.control.retraining import incidents
 from tasks.control.retraining.decision import Action, Cause, asks_for_former, gather
 from tasks.control.retraining.incidents import Here, settle, start_claimed
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import Order, Outcome, RunEnd, StartedAction
+from tasks.conversion import calibrator
+from tasks.evaluation import judge, recalibration
+from tasks.evaluation.drift import compare
 from tasks.evaluation.drift.compare import (
     SeenFeatures,
     compare_features,
@@ -39,6 +43,7 @@ from tasks.kernel.errors import DataContractError, TrainingError, WindowError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import StagedFolder, code_digest, content_key
+from tasks.registry import gates
 
 ALARM_PSI, ALARM_SHARE = 0.2, 0.5
 """`on-drift-alarm`: at least half of the features with a PSI above 0.2, the usual bound of a
@@ -162,7 +167,8 @@ def walk(history: History, policy: PolicyName, days: Sequence[datetime], first: 
         FalajError: a part failed in a way that would not fail a real run alone.
     """
     ends = days[0], days[-1]
-    key = content_key(code_digest(__file__), history.identity, policy, ends, first.model)
+    rules = code_of(compare, judge, recalibration, incidents, gates, calibrator)
+    key = content_key(code_digest(__file__), rules, history.identity, policy, ends, first.model)
 
     def build(folder: StagedFolder) -> Walk:
         service = Service(history, first, first.model.made)
@@ -229,7 +235,7 @@ def seen_features(history: History, reference: TimeWindow, current: TimeWindow) 
     """Compare the features of two windows, once for all models and policies."""
     config, store, dataset = history.config.drift, history.store, history.dataset
     sha = dataset.snapshot.data.sha256
-    key = content_key(code_digest(__file__), sha, reference, current, config, history.with_unit)
+    key = content_key(code_of(compare), sha, reference, current, config, history.with_unit)
 
     def build(folder: StagedFolder) -> KeptFeatures:
         with measured() as used:
@@ -252,7 +258,7 @@ def check_drift(history: History, model: ReplayModel, window: TimeWindow) -> Kep
     sha = history.dataset.snapshot.data.sha256
     config, units = history.config, history.with_unit
     key = content_key(
-        code_digest(__file__), sha, model, window, config.drift, config.evaluation, units
+        code_of(compare, judge), sha, model, window, config.drift, config.evaluation, units
     )
 
     def build(folder: StagedFolder) -> KeptCheck:

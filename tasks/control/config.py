@@ -202,6 +202,13 @@ class RetrainingPolicy(Contract):
         description="Hours after a retraining was claimed in which none of the same model is; no "
         "recalibration is either, nor in those after another recalibration.",
     )
+    retrain_again_days: float = Field(
+        default=14.0,
+        ge=1,
+        le=365,
+        description="Days after a retraining that brought no new champion, when trouble that goes "
+        "on may be retrained again: by then more of the new rows are there to learn from.",
+    )
     max_runs_per_week: int = Field(
         default=3,
         ge=0,

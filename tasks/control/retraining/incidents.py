@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tasks.control.retraining.budget import Refusal, carried_out_as, why_not_now
+from tasks.control.retraining.budget import KINDS, Refusal, carried_out_as, why_not_now
 from tasks.control.retraining.decision import Action, Cause, Choice, decide, healed
 from tasks.control.retraining.ledger import Incident, Incidents, Ledger
 from tasks.control.retraining.records import (
@@ -135,9 +135,9 @@ def _answer_trouble(
     incidents: Incidents, result: StoredResult, choice: Choice, cause: Cause, here: Here
 ) -> int:
     incident = incidents.of(result, cause)
-    if incident.recalibrated and here.asked_about is None:
+    if (did := _did_not_help(incidents, incident, result)) and here.asked_about is None:
         # Had it helped, another version were the champion: what follows is another incident.
-        incidents.close(incident, f"its recalibration did not help: result {result.result_id}")
+        incidents.close(incident, f"its {did} did not help: result {result.result_id}")
         incident = incidents.of(result, cause)
     if choice.action is Action.NOTHING:
         return incidents.write(result.result_id, choice, Outcome.ALERTS, choice.reason, incident)
@@ -145,6 +145,16 @@ def _answer_trouble(
         reason = f"incident {incident.incident_id[:12]} has had its run; {choice.reason}"
         return incidents.write(result.result_id, choice, Outcome.SAME_INCIDENT, reason, incident)
     return _act(incidents, result, choice, incident, here)
+
+
+def _did_not_help(incidents: Incidents, incident: Incident, result: StoredResult) -> str | None:
+    """What has ended and left the trouble; a retraining alone is given time for newer rows."""
+    if incident.recalibrated:
+        return KINDS[Action.RECALIBRATE]
+    again = timedelta(days=result.policy.retrain_again_days)
+    if incident.retrained_at is not None and incidents.now - incident.retrained_at >= again:
+        return KINDS[Action.RETRAIN]
+    return None
 
 
 def _act(

@@ -240,6 +240,8 @@ class Incident:
     is_claimed: bool
     recalibrated: bool = False
     """Its action was a recalibration, and has ended."""
+    retrained_at: datetime | None = None
+    """When its retraining was claimed, which has ended; None for none."""
 
 
 class Incidents:
@@ -301,7 +303,7 @@ class Incidents:
     def open_ones(self) -> list[Incident]:
         """Incidents that have not been closed, the oldest first."""
         rows = self._execute(
-            sa.select(_incidents, _actions.c.action, _actions.c.state)
+            sa.select(_incidents, _actions.c.action, _actions.c.state, _actions.c.claimed_at)
             .outerjoin(_actions, _actions.c.episode_id == _incidents.c.episode_id)
             .where(self._mine(_incidents), _incidents.c.closed_at.is_(None))
             .order_by(_incidents.c.opened_at, _incidents.c.episode_id)
@@ -315,6 +317,10 @@ class Incidents:
                 is_claimed=row["state"] is not None,
                 recalibrated=(row["action"], row["state"])
                 == (Action.RECALIBRATE.value, records.ClaimState.ENDED.value),
+                retrained_at=row["claimed_at"]
+                if (row["action"], row["state"])
+                == (Action.RETRAIN.value, records.ClaimState.ENDED.value)
+                else None,
             )
             for row in rows.mappings()
         ]
