@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
 
 from prefect import flow, task
@@ -20,14 +21,18 @@ from flows.replay.outcome import (
     recommended,
     replayed_models,
 )
+from flows.replay.permuted import permuted
+from flows.replay.tuning import tune
 from flows.replay.walk import Walk, walk
 from flows.stages import FOUND
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME
-from tasks.contracts.replay import FalseAlarms, PolicyName, ReplayResult
+from tasks.contracts.replay import FalseAlarms, PermutedYears, PolicyName, Proposal, ReplayResult
 from tasks.kernel.retry_policy import uncached
 
 TIMEOUT_S = 86_400
+DAYS_OF_A_YEAR = 365.25
+POLICIES_OF_DRIFT: tuple[PolicyName, ...] = ("controller", "on-drift-alarm")
 
 
 @flow(name="replay", flow_run_name="replay-{config.name}", **FOUND)
@@ -50,7 +55,13 @@ def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
         for policy in replay.policies
         if policy != "oracle"
     }
-    return compare_policies(history, replay, first, walks, days)
+    result = compare_policies(history, replay, first, walks, days)
+    found: dict[str, object] = {}
+    if replay.permuted:
+        found["permuted"] = walk_permuted(history, replay, days)
+    if replay.tune:
+        found["proposal"] = propose_bounds(history, first, walks["controller"], replay)
+    return result.model_copy(update=found)
 
 
 @task(name="train-first", task_run_name="first-champion-{moment}", **uncached(TIMEOUT_S))
@@ -115,6 +126,41 @@ def compare_policies(
         sentence=sentence,
         scores=keep_scores(history, walks, whole),
     )
+
+
+@task(name="walk-permuted", **uncached(TIMEOUT_S))
+def walk_permuted(history: History, replay: ReplayConfig, days: list[datetime]) -> PermutedYears:
+    """Walk histories in which nothing drifts, and count what was done there.
+
+    Safe to retry: what was trained and checked is kept by its content.
+    """
+    acts: Counter[tuple[PolicyName, str]] = Counter()
+    for number in range(replay.permuted):
+        mixed = permuted(history, replay.seed + number)
+        first = retrain(mixed, days[0], None)
+        for policy in POLICIES_OF_DRIFT:
+            walked = walk(mixed, policy, days, first)
+            acts.update((policy, act.action) for act in walked.acts)
+    return PermutedYears(
+        num_years=replay.permuted * len(days) / DAYS_OF_A_YEAR,
+        retrainings=acts["controller", "retrain"],
+        recalibrations=acts["controller", "recalibrate"],
+        drift_alarm_retrainings=acts["on-drift-alarm", "retrain"],
+    )
+
+
+@task(name="propose-bounds", **uncached(TIMEOUT_S))
+def propose_bounds(history: History, first: Candidate, own: Walk, replay: ReplayConfig) -> Proposal:
+    """Try other bounds of the controller on the early days, and judge the best on the later ones.
+
+    Safe to retry: what was trained and checked is kept by its content.
+    """
+
+    def walked(changed: History, window: TimeWindow) -> Walk:
+        days = changed.days(window.start, window.end)
+        return walk(changed, "controller", days, first)
+
+    return tune(history, own, *parts(history, replay), walked)
 
 
 def _false_alarms(controller: Walk, num_days: int) -> FalseAlarms:

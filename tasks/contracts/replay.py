@@ -144,6 +144,21 @@ class PermutedYears(Contract):
     drift_alarm_retrainings: NonNegativeInt = Field(description="Those of `on-drift-alarm`.")
 
 
+class Proposal(Contract):
+    """A change of configuration that the early days propose and the later ones judge."""
+
+    num_tried: PositiveInt = Field(description="Configurations, the present one included.")
+    field: str | None = Field(default=None, description="Such as `clock.test_days`; None: nothing.")
+    present: float | None = None
+    proposed: float | None = None
+    gain: Metric | None = Field(default=None, description="AUC or R2 on the days that judge.")
+    trainings: tuple[NonNegativeInt, NonNegativeInt] | None = Field(
+        default=None, description="On the days that judge: as it is, and as proposed."
+    )
+    holds: bool = Field(default=False, description="It is better on the days that judge too.")
+    sentence: str
+
+
 class DetectorResult(Contract):
     """How one detector of drift did: delay at equal false alarms."""
 
@@ -172,6 +187,7 @@ class ReplayResult(Contract):
     faults: tuple[FaultResult, ...] = ()
     permuted: PermutedYears | None = None
     detectors: tuple[DetectorResult, ...] = ()
+    proposal: Proposal | None = None
     recommended: PolicyName
     sentence: str = Field(description="Which policy this use case should run, and why.")
     scores: Artifact = Field(

@@ -1,0 +1,133 @@
+"""Better bounds for the controller, found on early days and judged on later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flows.config import PipelineConfig
+from flows.replay.history import History
+from flows.replay.outcome import ENOUGH, minus, served, with_scores
+from flows.replay.walk import Walk
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.replay import Proposal
+from tasks.evaluation.metrics import primary_metric
+from tasks.evaluation.scoring import SCORE
+
+SPACE: Mapping[str, tuple[Any, ...]] = {
+    "clock.test_days": (7, 14),
+    "clock.validation_days": (7, 14),
+    "clock.drift_days": (14, 42),
+    "drift.min_auc_drop": (0.01, 0.03),
+    "drift.min_skill_drop": (0.02, 0.1),
+    "retraining.max_auc_loss": (0.01, 0.08),
+    "retraining.retrain_again_days": (7.0, 28.0),
+}
+"""Fields of a use case, and values that are tried beside its own, one field at a time."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One configuration, its walk over the early days, and how good that was."""
+
+    field: str
+    value: Any
+    quality: float
+    num_trainings: int
+
+
+def with_field(config: PipelineConfig, field: str, value: Any) -> PipelineConfig:
+    """The use case with another value of one field, written as `part.name`."""
+    part, name = field.split(".")
+    inner = getattr(config, part).model_copy(update={name: value})
+    return config.model_copy(update={part: inner})
+
+
+def of_task(history: History) -> dict[str, tuple[Any, ...]]:
+    """The fields that matter to the use case's kind of task, without the values it has."""
+    other = "drift.min_auc_drop" if history.columns.task == "regression" else "drift.min_skill_drop"
+    return {
+        field: tuple(v for v in values if v != current(history.config, field))
+        for field, values in SPACE.items()
+        if field != other
+    }
+
+
+def current(config: PipelineConfig, field: str) -> Any:
+    """The value that a use case has in a field."""
+    part, name = field.split(".")
+    return getattr(getattr(config, part), name)
+
+
+def tune(
+    history: History,
+    own: Walk,
+    tuned_on: TimeWindow,
+    held_out: TimeWindow,
+    walked: Callable[[History, TimeWindow], Walk],
+) -> Proposal:
+    """Try one field after the other on the early days; judge the best on the later ones.
+
+    Args:
+        history: rows, and the use case as it is.
+        own: walk of the controller over all days.
+        tuned_on: days that choose. Nothing later is looked at before the choice is made.
+        held_out: days that judge.
+        walked: walks the controller through a history up to the end of a window.
+    """
+    base = Tried("", None, _quality(history, own, tuned_on), _trainings(own, tuned_on))
+    tried = [base]
+    for field, values in of_task(history).items():
+        for value in values:
+            changed = replace(history, config=with_field(history.config, field, value))
+            walk = walked(changed, tuned_on)
+            quality, trainings = _quality(changed, walk, tuned_on), _trainings(walk, tuned_on)
+            tried.append(Tried(field, value, quality, trainings))
+    best = chosen(tried)
+    if best is base:
+        return Proposal(num_tried=len(tried), sentence=_nothing(len(tried)))
+    changed = replace(history, config=with_field(history.config, best.field, best.value))
+    walk = walked(changed, TimeWindow(start=tuned_on.start, end=held_out.end))
+    drawn = [
+        primary_metric(with_scores(h, served(h, w, held_out), held_out), history.columns, SCORE)
+        for h, w in ((changed, walk), (history, own))
+    ]
+    gain, present = minus(*drawn), current(history.config, best.field)
+    before, after = _trainings(own, held_out), _trainings(walk, held_out)
+    holds = gain.value >= ENOUGH or (gain.value >= -ENOUGH and after < before)
+    return Proposal(
+        num_tried=len(tried),
+        field=best.field,
+        present=present,
+        proposed=best.value,
+        gain=gain,
+        trainings=(before, after),
+        holds=holds,
+        sentence=(
+            f"`{best.field}`: {present} to {best.value} was best of {len(tried)} on the early "
+            f"days. On the days that judge it changes the quality by {gain:+.4f} and the trainings "
+            f"from {before} to {after}: "
+            f"{'take it over' if holds else 'leave it as it is'}."
+        ),
+    )
+
+
+def chosen(tried: list[Tried]) -> Tried:
+    """The best quality; among those within what nobody would pay for the fewest trainings."""
+    best = max(each.quality for each in tried)
+    good = [each for each in tried if each.quality >= best - ENOUGH]
+    return min(good, key=lambda each: each.num_trainings)
+
+
+def _nothing(num_tried: int) -> str:
+    return f"None of {num_tried - 1} changes was better on the early days: leave all as it is."
+
+
+def _quality(history: History, walk: Walk, window: TimeWindow) -> float:
+    rows = with_scores(history, served(history, walk, window), window)
+    return primary_metric(rows, history.columns, SCORE, replicates=False)[0]
+
+
+def _trainings(walk: Walk, window: TimeWindow) -> int:
+    return sum(s.training for s in walk.spent if window.start <= s.at < window.end)
