@@ -280,6 +280,8 @@ def delay_chart(title: str, rows: Sequence[tuple[str, Sequence[Dot]]]) -> Markup
                     color=WATER,
                     ms=8,
                     markerfacecolor=fill,
+                    mec=WATER,
+                    mew=1.5,
                     clip_on=False,
                 )
                 drawing.tip(dot, tip)
@@ -368,7 +370,7 @@ def _strip(drawing: Canvas, result: ReplayResult, height: float) -> None:
     marks += [(len(names), f.start, f"{f.fault}: {f.described}", "X") for f in result.faults]
     for row, at, tip, marker in marks:
         colour = STYLES[names[row]]["color"] if row < len(names) else BAD
-        (mark,) = axes.plot([_utc(at)], [row], marker, color=colour, ms=8, mew=2)  # type: ignore[arg-type]
+        (mark,) = axes.plot([_utc(at)], [row], marker, color=colour, ms=8, mec=colour, mew=2)  # type: ignore[arg-type]
         drawing.tip(mark, tip)
     for n, name in enumerate([*names, *(["faults"] if result.faults else [])]):
         y = TOP + HIGH + 14 + height * (n + 0.5) / (len(names) + 1)
