@@ -188,7 +188,7 @@ def interval_chart(
 
 
 def trade_chart(
-    title: str, x_title: str, y_title: str, rows: Sequence[tuple[float, Estimate]]
+    title: str, x_title: str, y_title: str, rows: Sequence[tuple[float, Estimate]], words: str = ""
 ) -> Markup:
     """What each row costs against its value and interval; without a note it is a ring."""
     with canvas(520, 270, (74, 14, 36, 48)) as drawing:
@@ -207,8 +207,8 @@ def trade_chart(
         )
         axes.axhline(0, **BASELINE)
         drawing.titles(x_title, y_title)
-        words = f"{len(rows)} variants; left is cheaper, up is better; rings were dropped."
-        return drawing.svg(title, words)
+        kinds = f"{len(rows)} variants; left is cheaper, up is better; rings were dropped."
+        return drawing.svg(title, words or kinds)
 
 
 def feature_charts(features: Sequence[MonitoredFeature]) -> Markup:

@@ -1,0 +1,377 @@
+"""The page of a replay: what each policy gained and cost, and what became of injected faults."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from scipy.special import gammaincinv
+
+from tasks.contracts.replay import (
+    FaultResult,
+    PolicyName,
+    PolicyQuality,
+    PolicyResult,
+    ReplayResult,
+)
+from tasks.contracts.telemetry import ResourceUse
+from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import URI_SCHEME
+from tasks.reporting.charts import Estimate, trade_chart
+from tasks.reporting.drawing import (
+    BAD,
+    BASELINE,
+    INK,
+    SAND,
+    SOFT,
+    STONE,
+    VIOLET,
+    WASH,
+    WATER,
+    Canvas,
+    canvas,
+    limits,
+    name_width,
+)
+from tasks.reporting.page import page_environment
+from tasks.reporting.quantities import (
+    MISSING,
+    count,
+    decimal,
+    difference,
+    estimate,
+    is_shown,
+    plural,
+    significant,
+)
+
+PAGE, FACTS = "replay.html", "replay.json"
+TIME, LABEL = "event_timestamp", "label"
+"""Columns of the scores beside the row's id and one column for each policy, of its name."""
+STYLES: dict[PolicyName, dict[str, Any]] = {
+    "never": {"color": STONE, "linestyle": "-", "linewidth": 1.6},
+    "weekly": {"color": VIOLET, "linestyle": (0, (0.7, 1.8)), "linewidth": 2},
+    "monthly": {"color": SAND, "linestyle": (0, (3, 1.8)), "linewidth": 2},
+    "on-drift-alarm": {"color": BAD, "linestyle": (0, (5, 1.5, 0.8, 1.5)), "linewidth": 1.6},
+    "controller": {"color": WATER, "linestyle": "-", "linewidth": 3},
+    "oracle": {"color": INK, "linestyle": (0, (7, 2)), "linewidth": 1},
+}
+"""Dash and width repeat what the colour says."""
+LINE_HEIGHT = 15.0
+LEFT, RIGHT, TOP, HIGH = 112.0, 118.0, 50.0, 260.0
+"""Pixels around the picture of quality, and its height."""
+SHORTEST_DELAY = 0.5
+"""Hours at which shorter delays are drawn: a logarithmic axis has no zero."""
+Dot = tuple[float, str, str]
+"""A delay in hours, its marker, and what is shown on hover."""
+
+
+def write_replay(result: ReplayResult, folder: Path) -> Path:
+    """Write `replay.html` and, before it, the result as `replay.json`; equal results, equal bytes.
+
+    Raises:
+        StorageError: the disk refused a write.
+    """
+    write_atomically(folder / FACTS, result.model_dump_json(indent=1) + "\n")
+    write_atomically(folder / PAGE, render_replay(result))
+    return folder / PAGE
+
+
+def render_replay(result: ReplayResult) -> str:
+    """The whole page, self-contained: no script and no address that a browser would load."""
+    names = [one.policy for one in result.policies]
+    template = page_environment().get_template("replay.html.j2")
+    return template.render(
+        result=result,
+        names=names,
+        recommended=next((p for p in result.policies if p.policy == result.recommended), None),
+        judged=judgement(result),
+        pictures=pictures(result),
+        known=known,
+        compared=compared,
+        energy=energy,
+        money=money,
+        hours_after=hours_after,
+        yearly_bound=poisson_bound,
+        command=command(result),
+    )
+
+
+def judgement(result: ReplayResult) -> tuple[str, str, str] | None:
+    """Tone, headline and detail: the controller against the best schedule or alarm, held out.
+
+    None where the controller or everything to compare it with was not replayed.
+    """
+    rivals = [p for p in result.policies if p.policy not in ("controller", "oracle")]
+    ours = next((p for p in result.policies if p.policy == "controller"), None)
+    rivals = [p for p in rivals if is_shown(p.held_out.to_controller.value)]
+    if ours is None or not rivals:
+        return None
+    best = max(rivals, key=lambda p: p.held_out.to_controller.value)
+    gap, name = best.held_out.to_controller, result.quality_name
+    trained = ours.held_out.num_trainings, best.held_out.num_trainings
+    detail = f"{name} of {best.policy} minus that of the controller on the held-out part: "
+    detail += f"{difference(gap)}. Trainings there: controller {trained[0]}, "
+    detail += f"{best.policy} {trained[1]}."
+    if gap.value > 0:
+        tone = "bad" if gap.low > 0 else "care"
+        sure = "" if gap.low > 0 else ", within the interval"
+        return tone, f"The controller loses {decimal(gap.value, 4)} to {best.policy}{sure}", detail
+    tone = "good" if gap.high < 0 else "care"
+    sure = "" if gap.high < 0 else ", within the interval"
+    return tone, f"The controller gains {decimal(-gap.value, 4)} over {best.policy}{sure}", detail
+
+
+def known(text: object, otherwise: str = "not known") -> str:
+    """The text; words where it stands for a number that is missing."""
+    words = str(text)
+    return otherwise if not words or words.startswith(MISSING) else words
+
+
+def energy(use: ResourceUse) -> str:
+    """`1.24 kJ (estimated)`."""
+    if not is_shown(use.joules):
+        return "not known"
+    return f"{significant(use.joules / 1000)} kJ{' (estimated)' if use.estimated else ''}"
+
+
+def money(use: ResourceUse) -> str:
+    """`0.0123 EUR`."""
+    return f"{significant(use.amount)} {use.currency}" if is_shown(use.amount) else "no prices"
+
+
+def hours_after(fault: FaultResult, moment: datetime | None) -> str:
+    """How long after its start something happened: `6 h` or `never`."""
+    return "never" if moment is None else f"{significant(_hours(fault, moment))} h"
+
+
+def _hours(fault: FaultResult, moment: datetime) -> float:
+    return (_utc(moment) - _utc(fault.start)).total_seconds() / 3600
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def poisson_bound(seen: int, years: float) -> float | None:
+    """Exact one-sided 95 % upper bound of a yearly rate (Garwood, 1936); None without years."""
+    return float(gammaincinv(seen + 1, 0.95)) / years if years > 0 else None
+
+
+def command(result: ReplayResult) -> str:
+    """Recomputes the held-out quality of each policy, run in the state folder."""
+    path = f"artifacts/{result.scores.uri.removeprefix(URI_SCHEME)}"
+    window, function = result.held_out, "roc_auc_score"
+    function = "r2_score" if result.quality_name == "R2" else function
+    part = f"p[(p.{TIME} >= '{window.start.isoformat()}') & (p.{TIME} < "
+    part += f"'{window.end.isoformat()}')]"
+    program = f"import pandas, sklearn.metrics as m; p = pandas.read_parquet({json.dumps(path)}); "
+    program += f"p = {part}; [print(c, m.{function}(p.{LABEL}, p[c])) for c in "
+    program += f"{[one.policy for one in result.policies]!r}]"
+    return f"python -c {shlex.quote(program)}"
+
+
+def replay_lines(result: ReplayResult) -> list[str]:
+    """For the command line: a table of policies, a line for each fault, and the recommendation."""
+    rows = [("policy", result.quality_name, "to monthly", "trainings", "CPU hours", "money")]
+    for one in result.policies:
+        part = one.held_out
+        gap = compared(result, one, part, "monthly")
+        rows.append((
+            one.policy, known(estimate(part.quality, 4)), gap,
+            count(part.num_trainings), significant(part.use.cpu_s / 3600), money(part.use),
+        ))  # fmt: skip
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, wide, strict=True)).rstrip() for row in rows]
+    for fault in result.faults:
+        noticed = hours_after(fault, fault.noticed)
+        after = noticed if fault.noticed is None else f"after {noticed}"
+        lines.append(f"{fault.fault}: noticed {after}, answer {fault.answer}, {fault.verdict}")
+    return [*lines, result.sentence]
+
+
+def compared(
+    result: ReplayResult, one: PolicyResult, part: PolicyQuality, other: PolicyName
+) -> str:
+    """The difference of the quality to another policy's, or why there is none."""
+    if one.policy == other:
+        return "itself"
+    if all(p.policy != other for p in result.policies):
+        return f"{other} was not replayed"
+    metric = part.regret if other == "oracle" else getattr(part, f"to_{other}")
+    return known(difference(metric))
+
+
+def pictures(result: ReplayResult) -> dict[str, Markup]:
+    """Pictures by key, for the page and the Prefect UI; what was not measured has none."""
+    drawn = {"quality": quality_chart(result, against=None)}
+    never = next((p for p in result.policies if p.policy == "never"), None)
+    if never is not None:
+        drawn["gain"] = quality_chart(result, never)
+    priced = [
+        (p.held_out.use.cpu_s / 3600, _gain(p))
+        for p in result.policies
+        if never is not None and p.held_out.use.cpu_s > 0 and is_shown(p.held_out.to_never.value)
+    ]
+    if priced:
+        title, titles = "Gain against cost", ("CPU hours (logarithmic)", "gain over never")
+        words = f"{len(priced)} policies; left is cheaper, up is better."
+        drawn["cost"] = trade_chart(title, *titles, priced, words)
+    if result.faults:
+        drawn["faults"] = delay_chart(
+            "Delay until a fault was noticed and named",
+            [(f.fault, _delays(f)) for f in result.faults],
+        )
+    if result.detectors:
+        drawn["detectors"] = delay_chart(
+            "Delay of each detector",
+            [
+                (
+                    f"{d.name} ({d.library})",
+                    [(24 * x, "o", f"{significant(x)} days") for x in d.delays_days if is_shown(x)],
+                )
+                for d in result.detectors
+            ],
+        )
+    return drawn
+
+
+def _gain(one: PolicyResult) -> Estimate:
+    gain, hours = one.held_out.to_never, one.held_out.use.cpu_s / 3600
+    tip = f"{one.policy}: {difference(gain)} for {significant(hours)} CPU hours"
+    return Estimate(one.policy, gain.value, gain.low, gain.high, "policy", tip)
+
+
+def _delays(fault: FaultResult) -> list[Dot]:
+    named = fault.named
+    dots = [
+        (
+            _hours(fault, s.at),
+            "s" if s.at == named else "o",
+            f"{s.by} after {hours_after(fault, s.at)}: {s.sentence}",
+        )
+        for s in fault.sightings
+    ]
+    return sorted(dots)
+
+
+def delay_chart(title: str, rows: Sequence[tuple[str, Sequence[Dot]]]) -> Markup:
+    """Delays of each row in hours on a logarithmic axis; a square names the cause."""
+    height = 30 + 24.0 * len(rows) + 48
+    with canvas(860, height, (name_width([name for name, _ in rows]), 20, 30, 48)) as drawing:
+        axes = drawing.axes
+        axes.set_xscale("log")
+        drawing.rows([name for name, _ in rows])
+        hours = [max(x, SHORTEST_DELAY) for _, dots in rows for x, _, _ in dots]
+        axes.set_xlim(SHORTEST_DELAY / 1.3, 1.5 * max([*hours, 48.0]))
+        for n, (_, dots) in enumerate(rows):
+            for x, marker, tip in dots:
+                fill = WATER if marker == "s" else "none"
+                (dot,) = axes.plot(
+                    [max(x, SHORTEST_DELAY)],
+                    [n],
+                    marker,
+                    color=WATER,
+                    ms=8,
+                    markerfacecolor=fill,
+                    mec=WATER,
+                    mew=1.5,
+                    clip_on=False,
+                )
+                drawing.tip(dot, tip)
+            if not dots:
+                drawing.note("never", (SHORTEST_DELAY, n), color=BAD, fontweight="bold")
+        drawing.reference(24.0, "one day")
+        drawing.titles("hours after the start (logarithmic)")
+        return drawing.svg(title, f"{len(rows)} rows; the dashed line is one day.", "wide")
+
+
+def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
+    """Weekly quality by policy, or its difference to one of them; below it promotions and faults.
+
+    Each line has its policy's name at its end; the held-out part has a ground of its own.
+    """
+    name = f"weekly {result.quality_name}" + (f" minus that of {against.policy}" if against else "")
+    base = {w.start: w.quality for w in against.weeks} if against else None
+    lines = {p.policy: _points(p, base) for p in result.policies}
+    start, end = result.history.start, result.history.end
+    rows = LINE_HEIGHT * (len(result.policies) + 1)
+    with canvas(1040, TOP + HIGH + rows + 52, (LEFT, RIGHT, TOP, rows + 52)) as drawing:
+        axes = drawing.axes
+        span = limits(*(y for points in lines.values() for _, y in points), margin=0.1)
+        axes.set(xlim=(start, end), ylim=span)  # type: ignore[arg-type]
+        _held_out(drawing, result, span[1])
+        for fault in result.faults:
+            axes.axvline(_utc(fault.start), **BASELINE)  # type: ignore[arg-type]
+        for policy, points in lines.items():
+            axes.plot(*zip(*points, strict=True), **STYLES[policy]) if points else None
+        _name_ends(drawing, [(p[-1][1], name) for name, p in lines.items() if p], span)
+        drawing.write(4, TOP - 22, name, color=SOFT)
+        axes.set_xticks([])
+        _strip(drawing, result, rows)
+        words = f"{name} of {plural(len(lines), 'policy', 'policies')}, {start:%Y-%m-%d} to "
+        return drawing.svg(name, f"{words}{end:%Y-%m-%d}; below it promotions and faults.", "flow")
+
+
+def _points(
+    one: PolicyResult, base: dict[date, float | None] | None
+) -> list[tuple[datetime, float]]:
+    """Weeks of known quality, or of a known difference."""
+    found = []
+    for week in one.weeks:
+        zero = 0.0 if base is None else base.get(week.start)
+        if is_shown(week.quality) and is_shown(zero):
+            found.append((datetime.combine(week.start, time(), UTC), week.quality - zero))
+    return found
+
+
+def _held_out(drawing: Canvas, result: ReplayResult, top: float) -> None:
+    ends = result.held_out.start, result.held_out.end
+    drawing.axes.axvspan(*ends, color=WASH, alpha=0.5, linewidth=0)  # type: ignore[arg-type]
+    drawing.note("held-out part: it judges", (ends[0], top), (6, 9), color=SOFT)
+
+
+def _name_ends(
+    drawing: Canvas, ends: Sequence[tuple[float, PolicyName]], span: tuple[float, float]
+) -> None:
+    """Names beside the ends of their lines, moved apart where they would overlap."""
+    highest_first, place = sorted(ends, reverse=True), TOP - LINE_HEIGHT
+    for n, (value, policy) in enumerate(highest_first):
+        wanted = TOP + HIGH * (span[1] - value) / (span[1] - span[0])
+        lowest = TOP + HIGH - LINE_HEIGHT * (len(ends) - 1 - n)
+        place = min(max(wanted, place + LINE_HEIGHT), lowest)
+        weight = "bold" if policy == "controller" else "normal"
+        colour = STYLES[policy]["color"]
+        drawing.write(1040 - RIGHT + 8, place, policy, color=colour, fontweight=weight)
+
+
+def _strip(drawing: Canvas, result: ReplayResult, height: float) -> None:
+    """A row for each policy with a tick for each promotion, and one for faults."""
+    axes = drawing.add(LEFT, TOP + HIGH + 14, 1040 - LEFT - RIGHT, height)
+    names = [p.policy for p in result.policies]
+    axes.set(xlim=drawing.axes.get_xlim(), ylim=(len(names) + 0.5, -0.5), yticks=[])
+    axes.grid(visible=False)
+    locator = AutoDateLocator(maxticks=12)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    formatter = ConciseDateFormatter(locator, show_offset=False)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(formatter)
+    marks = [
+        (n, act.at, f"{act.action.replace('_', ' ')}: {act.reason}", "|")
+        for n, p in enumerate(result.policies)
+        for act in p.acts
+        if act.promoted
+    ]
+    marks += [(len(names), f.start, f"{f.fault}: {f.described}", "X") for f in result.faults]
+    for row, at, tip, marker in marks:
+        colour = STYLES[names[row]]["color"] if row < len(names) else BAD
+        (mark,) = axes.plot([_utc(at)], [row], marker, color=colour, ms=8, mec=colour, mew=2)  # type: ignore[arg-type]
+        drawing.tip(mark, tip)
+    for n, name in enumerate([*names, *(["faults"] if result.faults else [])]):
+        y = TOP + HIGH + 14 + height * (n + 0.5) / (len(names) + 1)
+        drawing.write(LEFT - 8, y, name, ha="right", color=SOFT)
