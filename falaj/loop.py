@@ -185,6 +185,7 @@ def replay(
     def work(config: PipelineConfig) -> Shown:
         from flows.replay.config import POLICIES, ReplayConfig
         from flows.replay.flow import replay_flow
+        from tasks.reporting.replay_page import replay_lines
 
         asked = ReplayConfig(
             policies=tuple(policies or POLICIES),
@@ -196,7 +197,8 @@ def replay(
             seed=seed,
         )
         result = replay_flow(config, asked)
-        return Shown(result, [result.sentence])
+        page = context.settings.reports / "replay" / result.use_case / "replay.html"
+        return Shown(result, ["", *replay_lines(result), row("Page", page)])
 
     return run_flow(context, work, trains=True)
 

@@ -29,6 +29,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.replay import FalseAlarms, PermutedYears, PolicyName, Proposal, ReplayResult
 from tasks.kernel.retry_policy import uncached
+from tasks.reporting.task import publish_replay
 
 TIMEOUT_S = 86_400
 DAYS_OF_A_YEAR = 365.25
@@ -61,7 +62,9 @@ def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
         found["permuted"] = walk_permuted(history, replay, days)
     if replay.tune:
         found["proposal"] = propose_bounds(history, first, walks["controller"], replay)
-    return result.model_copy(update=found)
+    result = result.model_copy(update=found)
+    publish_replay(result)
+    return result
 
 
 @task(name="train-first", task_run_name="first-champion-{moment}", **uncached(TIMEOUT_S))

@@ -305,7 +305,7 @@ def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
     with canvas(1040, TOP + HIGH + rows + 52, (LEFT, RIGHT, TOP, rows + 52)) as drawing:
         axes = drawing.axes
         span = limits(*(y for points in lines.values() for _, y in points), margin=0.1)
-        axes.set(xlim=(start, end), ylim=span)  # type: ignore[arg-type]
+        axes.set(xlim=(start, end), ylim=span)
         _held_out(drawing, result, span[1])
         for fault in result.faults:
             axes.axvline(_utc(fault.start), **BASELINE)  # type: ignore[arg-type]

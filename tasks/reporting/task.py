@@ -9,6 +9,7 @@ from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
 from tasks.contracts.release import CompressionResult
+from tasks.contracts.replay import ReplayResult
 from tasks.contracts.rollout import Entry, ReleaseSummary
 from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
@@ -86,6 +87,28 @@ def show_release(release: ReleaseSummary, entries: tuple[Entry, ...]) -> str:
         f"![bounds over time]({picture(release, entries)})\n\nPage: `{page}`\n",
     )
     return str(page)
+
+
+@task(name="publish-replay", task_run_name="page-{result.use_case}", **_POLICY)
+def publish_replay(result: ReplayResult) -> str:
+    """Write page and facts of a replay, show its pictures in the Prefect UI; returns the page.
+
+    The path is relative to the state folder. Safe to retry: equal results give equal files.
+
+    Raises:
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.reporting.replay_page import pictures, write_replay
+
+    settings = Settings.from_environment()
+    page = write_replay(result, settings.reports / "replay" / result.use_case)
+    _show(pictures(result), "replay", result.use_case)
+    create_markdown_artifact(
+        f"{result.sentence} The page is `{page}`.",
+        key="replay-page",
+        description=f"Replay of {result.use_case}",
+    )
+    return str(page.relative_to(settings.home))
 
 
 @task(name="publish-search", task_run_name="page-{record.study}", **_POLICY)

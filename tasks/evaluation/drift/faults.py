@@ -27,6 +27,7 @@ MAX_CHANCE = 1e-6
 MAX_LUCK = 1e-3
 MIN_GUESS_ROWS = 200  # known rows on either side of a change of unit
 MIN_AGREEING = 3  # columns that change alike on one day, where none is declared to have a unit
+MIN_LEVEL_DAYS = 5  # on either side of a change that lasts; a storm is over sooner
 MIN_FROZEN_DAYS = 3  # in a row at one value; a public holiday and its neighbours are two
 
 
@@ -66,12 +67,14 @@ class UnitGuess:
         day: first day of the new unit.
         num_rows: known rows on the side that has fewer of them.
         told: the guess in words.
+        lasts: another level from that day on, which no day before had and none left again.
     """
 
     names: tuple[str, ...]
     day: date
     num_rows: int
     told: str
+    lasts: bool
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,16 @@ class DayStep:
     day: date
     before: Float64Array
     after: Float64Array
+    medians: tuple[Float64Array, Float64Array]
+    """Of the days before and after it."""
+
+    @property
+    def lasts(self) -> bool:
+        """Enough days on either side, and the medians of the two sides lie apart."""
+        before, after = self.medians
+        if min(len(before), len(after)) < MIN_LEVEL_DAYS:
+            return False
+        return bool(before.max() < after.min() or after.max() < before.min())
 
 
 def find_missing(histogram: Histogram) -> str | None:
@@ -194,7 +207,8 @@ def largest_day_step(*parts: Numbers) -> DayStep | None:
     ends = np.cumsum(sizes)[days]
     rows = sizes[days]
     starts = ends - rows
-    steps = np.abs(np.diff((values[starts + (rows - 1) // 2] + values[starts + rows // 2]) / 2))
+    medians = (values[starts + (rows - 1) // 2] + values[starts + rows // 2]) / 2
+    steps = np.abs(np.diff(medians))
     after = int(np.argmax(steps)) + 1
 
     def known(part: slice) -> Float64Array:
@@ -206,6 +220,7 @@ def largest_day_step(*parts: Numbers) -> DayStep | None:
         day=_as_date(np.concatenate([part.window.dates for part in parts])[days[after]]),
         before=known(slice(max(after - SIDE_DAYS, 0), after)),
         after=known(slice(after, after + SIDE_DAYS)),
+        medians=(medians[max(after - SIDE_DAYS, 0) : after], medians[after : after + SIDE_DAYS]),
     )
 
 
@@ -238,6 +253,7 @@ def find_unit_change(reference: DayStep | None, current: DayStep | None) -> Unit
         names=tuple(fitting),
         day=current.day,
         num_rows=min(len(current.before), len(current.after)),
+        lasts=current.lasts,
         told=(
             f"looks converted from {' or '.join(fitting[:MAX_NAMED])} on {current.day}: the median "
             f"went from {before[middle]:.4g} to {after[middle]:.4g} and all quantiles fit, of "
@@ -253,7 +269,8 @@ def judge_guesses(
     """Which guesses count as faults of the data, and which are only told, each in words.
 
     A count may grow by 1.6 on a busy day, and that is no mile. So a guess counts where enough rows
-    stand behind it, and the column is declared to have a unit or several columns agree.
+    stand behind it, and the column is declared to have a unit, or several columns agree and their
+    new level lasts: what is made of one quantity agrees in every storm.
 
     Args:
         guesses: by column.
@@ -263,16 +280,16 @@ def judge_guesses(
     sound = {name: guess for name, guess in guesses.items() if guess.num_rows >= MIN_GUESS_ROWS}
     for name, guess in guesses.items():
         agreeing = sum(
-            other.day == guess.day and bool(set(other.names) & set(guess.names))
+            other.lasts and other.day == guess.day and bool(set(other.names) & set(guess.names))
             for other in sound.values()
         )
         if name not in sound:
             reason = f"{guess.num_rows:,} rows are too few to tell, expected {MIN_GUESS_ROWS}"
-        elif name in with_unit or agreeing >= MIN_AGREEING:
+        elif name in with_unit or (guess.lasts and agreeing >= MIN_AGREEING):
             faults.append(f"{name}: {guess.told}")
             continue
         else:
-            reason = "no suite declares a unit for it, and no two other columns moved so that day"
+            reason = "no suite declares a unit for it, nor went two others to a lasting new level"
         remarks.append(f"{name}: {guess.told}. It counts as no fault: {reason}")
     return faults, remarks
 

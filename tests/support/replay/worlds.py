@@ -52,14 +52,14 @@ def use_case() -> PipelineConfig:
     )  # fmt: skip
 
 
-def rows(changed_on: int | None = None, num_rows: int = 14_000) -> pd.DataFrame:
-    """A year; from a day on, what made the label likely makes it unlikely."""
+def rows(changed_on: int | None = None, num_rows: int = 9_000) -> pd.DataFrame:
+    """A year; from a day on, the temperature makes the label likely, and nothing else does."""
     data = builders.frame(num_rows)
     if changed_on is None:
         return data
     rng = np.random.default_rng(1)
     late = (data[builders.COLUMNS.event_time] >= START + timedelta(days=changed_on)).to_numpy()
-    pull = -6 * (data["late_rate_24h"] - 0.25) - (data["minute_of_day"] - 840) / 400 - 1.0
+    pull = (data["temp"] - 55) / 6 - 1.2
     turned = rng.random(len(data)) < 1 / (1 + np.exp(-pull))
     data.loc[late, builders.COLUMNS.label] = turned[late].astype(np.int8)
     return data

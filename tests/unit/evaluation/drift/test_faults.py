@@ -86,17 +86,29 @@ def test_a_count_that_grows_by_the_share_of_a_mile_is_no_fault(tmp_path: Path) -
 
 def test_columns_that_agree_are_a_fault_without_a_declared_unit() -> None:
     day = date(2013, 3, 1)
-    miles = UnitGuess(("miles to kilometres", "feet to metres"), day, 300, "looks converted")
+    miles = UnitGuess(
+        ("miles to kilometres", "feet to metres"), day, 300, "looks converted", lasts=True
+    )
     alike = {name: miles for name in ("a", "b", "c")}
     other = {
         "a": miles,
         "b": replace(miles, day=date(2013, 3, 2)),
         "c": replace(miles, names=("percent to share",)),
         "d": replace(miles, num_rows=50),
+        "e": replace(miles, lasts=False),
     }
     assert len(judge_guesses(alike, [])[0]) == 3
     assert judge_guesses(other, [])[0] == []
-    assert len(judge_guesses(other, [])[1]) == 4
+    assert len(judge_guesses(other, [])[1]) == 5
+
+
+def test_a_storm_of_three_days_is_no_lasting_change_and_a_new_unit_is(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, lead_in, now = (rng.gamma(36, 3, days * DAY_ROWS) for days in (90, 30, 30))
+    storm = now.copy()
+    storm[-3 * DAY_ROWS :] *= 3.28
+    found = [examined(tmp_path, before, lead_in, each).guess for each in (storm, now * 3.28)]
+    assert [guess.lasts for guess in found] == [False, True]
 
 
 def test_a_feed_that_repeats_one_value_for_days_is_a_fault(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""A year in which the relation to the label changes on a day, walked under several policies."""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from flows.replay.config import ReplayConfig
+from flows.replay.flow import compare_policies
+from flows.replay.history import History, ReplayModel, parts
+from flows.replay.models import Candidate, retrain
+from flows.replay.walk import Service, Walk, walk
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.replay import PolicyName, ReplayResult
+from tasks.kernel.errors import WindowError
+from tests.support.replay import worlds
+
+CHANGED_ON = 150
+WINDOW = worlds.window(100, 215)
+POLICIES: tuple[PolicyName, ...] = ("never", "monthly", "controller")
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> History:
+    return worlds.history(tmp_path_factory.mktemp("replay"), worlds.rows(CHANGED_ON))
+
+
+@pytest.fixture(scope="module")
+def first(history: History) -> Candidate:
+    return retrain(history, history.days(WINDOW.start, WINDOW.end)[0], None)
+
+
+@pytest.fixture(scope="module")
+def walks(history: History, first: Candidate) -> Mapping[PolicyName, Walk]:
+    days = history.days(WINDOW.start, WINDOW.end)
+    return {policy: walk(history, policy, days, first) for policy in POLICIES}
+
+
+@pytest.fixture(scope="module")
+def result(history: History, first: Candidate, walks: Mapping[PolicyName, Walk]) -> ReplayResult:
+    days = history.days(WINDOW.start, WINDOW.end)
+    asked = ReplayConfig(start=WINDOW.start, held_out_from=worlds.window(140, 141).start)
+    compare: Callable[..., ReplayResult] = compare_policies.fn
+    return compare(history, asked, first, dict(walks), days)
+
+
+def test_the_controller_retrains_after_the_change_alone_until_a_model_passes(
+    walks: Mapping[PolicyName, Walk],
+) -> None:
+    trainings = [act for act in walks["controller"].acts if act.action == "retrain"]
+    changed = worlds.window(CHANGED_ON, 365).start
+    assert trainings
+    assert all(act.at > changed for act in trainings)
+    assert trainings[-1].promoted, "a model that learnt the new relation is promoted in the end"
+    gaps = [b.at - a.at for a, b in pairwise(trainings)]
+    assert all(gap >= timedelta(days=14) for gap in gaps)
+
+
+def test_never_serves_the_first_model_and_takes_nothing(walks: Mapping[PolicyName, Walk]) -> None:
+    never = walks["never"]
+    assert len(never.reigns) == 1
+    assert not never.acts
+    assert not never.spent
+
+
+def test_monthly_trains_on_the_first_of_each_month(walks: Mapping[PolicyName, Walk]) -> None:
+    assert [(act.at.month, act.at.day) for act in walks["monthly"].acts] == [
+        (month, 1) for month in range(5, 9)
+    ]
+
+
+def test_nothing_is_trained_or_judged_on_labels_that_are_not_known_yet(
+    history: History, walks: Mapping[PolicyName, Walk]
+) -> None:
+    lag = timedelta(hours=history.config.clock.label_hours)
+    for candidate in (made for each in walks.values() for made in each.made):
+        assert candidate.model.splits.test.end <= candidate.model.made - lag
+
+
+def test_the_figures_can_be_computed_again_from_the_stored_scores(
+    history: History, result: ReplayResult
+) -> None:
+    rows = pd.read_parquet(history.store.path(result.scores))
+    times, label = rows[history.columns.event_time], rows[history.columns.label]
+    for policy in result.policies:
+        for part in (policy.tuned_on, policy.held_out):
+            inside = (times >= part.window.start) & (times < part.window.end) & label.notna()
+            again = roc_auc_score(label[inside], rows.loc[inside, policy.policy])
+            assert part.quality.value == pytest.approx(again, abs=1e-9)
+
+
+def test_the_oracle_is_nowhere_worse_and_differences_add_up(result: ReplayResult) -> None:
+    for policy in result.policies:
+        assert policy.held_out.regret.value >= -0.01
+        of_monthly = result.of("monthly").held_out.quality.value
+        expected = policy.held_out.quality.value - of_monthly
+        assert policy.held_out.to_monthly.value == pytest.approx(expected)
+    assert result.recommended != "oracle"
+    assert result.of("controller").held_out.to_never.low > 0
+
+
+def test_a_walk_in_another_state_gives_the_same_acts_and_scores(
+    history: History, walks: Mapping[PolicyName, Walk], tmp_path: Path
+) -> None:
+    other = worlds.history(tmp_path, worlds.rows(CHANGED_ON))
+    days = other.days(WINDOW.start, WINDOW.end)[:70]
+    again = walk(other, "controller", days, retrain(other, days[0], None))
+    until = days[-1]
+    assert again.acts == tuple(act for act in walks["controller"].acts if act.at <= until)
+    assert again.results == {
+        day: said for day, said in walks["controller"].results.items() if day <= f"{until:%Y-%m-%d}"
+    }
+
+
+def test_a_roll_back_serves_the_one_before(history: History, first: Candidate) -> None:
+    moment = WINDOW.start + timedelta(days=1)
+    service = Service(history, first, first.model.made)
+    service.begin(WINDOW.start)
+    other = first.model_copy(update={"model": _renumbered(first.model)})
+    service.previous, service.champion, service.promoted_at = first, other, moment
+    service.roll_back(moment, "it errs more")
+    assert service.champion is first
+    assert service.state().previous is None
+    assert service.acts[-1].action == "roll_back"
+
+
+def _renumbered(model: ReplayModel) -> ReplayModel:
+    return model.model_copy(update={"number": model.number + 2})
+
+
+@pytest.mark.parametrize(
+    ("start", "judged"), [(20, 100), (100, 90), (100, 364 + 30)], ids=["early", "reversed", "late"]
+)
+def test_parts_that_do_not_fit_are_refused(history: History, start: int, judged: int) -> None:
+    asked = ReplayConfig(
+        start=worlds.window(start, start + 1).start,
+        held_out_from=worlds.window(judged, judged + 1).start,
+    )
+    with pytest.raises(WindowError, match="does not fit into the history"):
+        parts(history, asked)
+
+
+def test_parts_begin_when_a_first_model_can_be_trained(history: History) -> None:
+    tuned_on, held_out = parts(history, ReplayConfig())
+    assert tuned_on.end == held_out.start
+    assert tuned_on.start >= worlds.window(45, 46).start
+    assert held_out == TimeWindow(start=held_out.start, end=worlds.window(0, 365).end)
