@@ -5,20 +5,25 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+from prefect import flow
 
 from falaj.__main__ import main
+from flows.config import PipelineConfig, read_pipeline_config
 from flows.decision import decision_flow
+from flows.drift_check import of_champion
+from tasks.contracts.data import DataSplits
 from tasks.contracts.release import Rollback, Withdrawal
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState, Outcome
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.files import digest_of
-from tasks.kernel.settings import Settings
+from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tasks.registry.mlflow_registry import CANDIDATE, Registry
 from tasks.registry.programs import find_champion, find_incumbent
 from tasks.registry.promotion import find_champion_state, roll_back, withdraw
 from tests.support.control import builders as evidence
+from tests.support.data.builders import month
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.services.prefect_platform import PrefectApi
 
@@ -55,6 +60,25 @@ def test_the_champion_before_serves_again_and_the_record_says_why(world: World) 
     assert Rollback.model_validate_json(kept.read_text()) == record
     after = find_champion_state(NAME, world.location, NOW)
     assert (after.version.version, after.promoted_at, after.previous) == (1, None, None)
+
+
+def test_a_drift_check_compares_with_rows_that_its_champion_has_not_learnt(
+    world: World, prefect_api: PrefectApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(world.home))
+    use_case = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
+    earlier = DataSplits(train=month(1), validation=month(2), test=month(3))
+    config = use_case.model_copy(update={"registry": CONFIG, "splits": earlier})
+
+    @flow
+    def asked() -> PipelineConfig:
+        return of_champion(config, find_champion(NAME, world.location, world.store))
+
+    with prefect_api.in_process():
+        found = asked()
+    learnt = world.model(1).splits
+    assert found.splits == learnt != earlier
+    assert found.window.contains(learnt.validation)
 
 
 def test_the_same_order_is_carried_out_once(world: World) -> None:
