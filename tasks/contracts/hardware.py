@@ -63,6 +63,25 @@ class InCluster(Contract):
     )
 
 
+class PriceList(Contract):
+    """What a class costs. Set your own: the defaults are estimates, about those of rented machines.
+
+    A rented machine's energy is in the price of its hours, so a kilowatt hour costs nothing more.
+    """
+
+    core_hour: float = Field(default=0.04, ge=0, description="Of one core, while it is busy.")
+    gpu_hour: float = Field(default=2.5, ge=0, description="Of one GPU or slice, while it is held.")
+    kwh: float = Field(default=0.0, ge=0, description="Of a kilowatt hour, where it is paid apart.")
+    watts_per_core: float = Field(
+        default=8.0, ge=0, le=200, description="Of one busy core, where no meter can be read."
+    )
+    watts_per_gpu: float = Field(
+        default=400.0, ge=0, le=5000, description="Of one held GPU, where no meter can be read."
+    )
+    spot: float = Field(default=0.35, ge=0, le=1, description="Share of the prices on spot hosts.")
+    currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$", description="ISO 4217 code.")
+
+
 class HardwareClass(Contract):
     """One class."""
 
@@ -75,6 +94,7 @@ class HardwareClass(Contract):
         "case on processors, all that are for GPUs on GPUs.",
     )
     kubernetes: InCluster = InCluster()
+    prices: PriceList = PriceList()
 
 
 class _File(RootModel[dict[ClassName, HardwareClass]]):
