@@ -74,6 +74,7 @@ COMMANDS = {
         "models": ("models:app", "List, show, verify, approve and withdraw model versions."),
         "release": ("release:app", "Show and steer the release of a version."),
         "decisions": ("release:decisions", "List the decisions about drift, newest first."),
+        "costs": ("costs:costs", "Show what runs took and cost, and what is ahead."),
         "audit": ("features:audit", "Show who changed features and models."),
     },
     "Services": {
