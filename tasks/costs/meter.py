@@ -28,9 +28,10 @@ from tasks.kernel.process import tree_cpu_s
 LOGGER = logging.getLogger(__name__)
 RENEW_EVERY_S = 30.0
 """What a run that is killed took since is lost."""
-YOUNG_S = 60.0
-"""A process whose first run begins so soon was started for its runs: its start counts to that one,
-and its end to the last one, where it ends as soon."""
+START_CPU_S = 60.0
+"""CPU seconds of a process before its first run that count to it: loaded libraries, its own server.
+One that has done more was not started for its runs. What it does after the last one counts alike.
+"""
 J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0
 Joules = Callable[[], float | None]
 
@@ -123,7 +124,7 @@ class RunMeter:
         self._runs: dict[str, _Run] = {}
         self._lock = threading.RLock()
         self._stop = threading.Event()
-        self._is_young = False
+        self._is_own = False
         self._ended: tuple[str, _Run] | None = None
 
     def begin(
@@ -187,10 +188,10 @@ class RunMeter:
 
     def _add_end(self) -> None:
         """At the exit of the process: its end counts to the last run."""
-        if self._ended and self._seen and not self._runs and self._is_young:
+        if self._ended and self._seen and not self._runs and self._is_own:
             # Else the interpreter spends seconds on a last search for garbage, after all meters.
             gc.freeze()
-            if time.monotonic() - self._seen.at_s < YOUNG_S:
+            if self._cpu_s() - self._seen.cpu_s < START_CPU_S:
                 self._runs = dict([self._ended])
                 self._settle()
                 self._write()
@@ -205,8 +206,8 @@ class RunMeter:
         now = Reading(time.monotonic(), self._cpu_s(), host_s, self._host_joules())
         before, self._seen = self._seen, now
         if before is None:
-            self._is_young = time.time() - psutil.Process().create_time() < YOUNG_S
-            self._seen = now._replace(cpu_s=0.0 if self._is_young else now.cpu_s)
+            self._is_own = now.cpu_s < START_CPU_S
+            self._seen = now._replace(cpu_s=0.0 if self._is_own else now.cpu_s)
             atexit.register(self._add_end)
         elif self._runs:
             # A child that ended a moment ago may be in no sum yet: it is in the next one.

@@ -39,7 +39,6 @@ def ledger(tmp_path: Path) -> CostLedger:
 
 @pytest.fixture
 def meter(ledger: CostLedger, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> RunMeter:
-    monkeypatch.setattr("tasks.costs.meter.YOUNG_S", 0.0)
     monkeypatch.setenv("FALAJ_OWNER", "team-a")
     return RunMeter(lambda: ledger, lambda: None, clock)
 
@@ -104,6 +103,19 @@ def test_gpus_count_while_they_are_held_with_their_own_energy(
     assert entry.use.gpu_s >= 0.04
     assert entry.use.joules == pytest.approx(500, rel=0.01)
     assert entry.use.amount == pytest.approx(entry.use.gpu_s * 2.5 / 3600)
+
+
+def test_the_start_of_a_process_counts_to_its_first_run_where_it_was_started_for_it(
+    meter: RunMeter, ledger: CostLedger, clock: Clock
+) -> None:
+    clock.cpu_s = 12.0
+    meter.begin("a", "pipeline", "a")
+    meter.end("a", "completed")
+    clock.cpu_s += 50  # between two runs of one process
+    meter.begin("b", "training", "b")
+    meter.end("b", "completed")
+    found = by_flow(ledger)
+    assert (found["pipeline"].use.cpu_s, found["training"].use.cpu_s) == (12, 0)
 
 
 def test_energy_that_no_meter_saw_is_estimated_and_marked() -> None:
