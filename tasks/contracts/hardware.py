@@ -78,7 +78,6 @@ class PriceList(Contract):
     watts_per_gpu: float = Field(
         default=400.0, ge=0, le=5000, description="Of one held GPU, where no meter can be read."
     )
-    spot: float = Field(default=0.35, ge=0, le=1, description="Share of the prices on spot hosts.")
     currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$", description="ISO 4217 code.")
 
 
