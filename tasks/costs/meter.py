@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import psutil
 
-from tasks.contracts.hardware import CPU, GPU, HardwareClass, PriceList, kind_of, read_classes
+from tasks.contracts.hardware import HardwareClass, PriceList, class_of_run, read_classes
 from tasks.contracts.telemetry import ResourceUse
 from tasks.costs.ledger import CostLedger, Entry
 from tasks.kernel.errors import FalajError
@@ -32,7 +32,6 @@ START_CPU_S = 60.0
 """CPU seconds of a process before its first run that count to it: loaded libraries, its own server.
 One that has done more was not started for its runs. What it does after the last one counts alike.
 """
-J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0
 Joules = Callable[[], float | None]
 
 
@@ -77,14 +76,13 @@ class Taken:
         estimate_j = prices.watts_per_core * self.unmetered_cpu_s
         estimate_j += prices.watts_per_gpu * self.unmetered_gpu_s
         joules = self.metered_j + estimate_j
-        hours = (prices.core_hour * self.cpu_s + prices.gpu_hour * self.gpu_s) / S_PER_HOUR
         return ResourceUse(
             seconds=self.seconds,
             cpu_s=self.cpu_s,
             gpu_s=self.gpu_s,
             joules=joules,
             estimated=estimate_j > 0,
-            amount=hours + prices.kwh * joules / J_PER_KWH,
+            amount=sum(prices.money(self.cpu_s, self.gpu_s, joules)),
             currency=prices.currency,
         )
 
@@ -190,7 +188,7 @@ class RunMeter:
         """At the exit of the process: its end counts to the last run."""
         if self._ended and self._seen and not self._runs and self._is_own:
             # Else the interpreter spends seconds on a last search for garbage, after all meters.
-            gc.freeze()
+            gc.disable()
             if self._cpu_s() - self._seen.cpu_s < START_CPU_S:
                 self._runs = dict([self._ended])
                 self._settle()
@@ -233,7 +231,6 @@ class RunMeter:
 
 
 def _entry(run: _Run, classes: Mapping[str, HardwareClass]) -> Entry:
-    name = os.environ.get("FALAJ_HARDWARE_CLASS") or (GPU if run.taken.gpu_s else CPU)
-    prices = classes.get(name, classes[kind_of(name)]).prices
+    name, prices = class_of_run(classes, on_gpu=run.taken.gpu_s > 0)
     values = {"started": run.started, "ended": datetime.now(UTC), "use": run.taken.priced(prices)}
     return Entry.model_validate({**run.facts, **values, "hardware_class": name})

@@ -11,9 +11,8 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.contracts.base import Contract
-from tasks.contracts.hardware import GPU, kind_of
+from tasks.contracts.hardware import GPU, S_PER_HOUR, kind_of
 from tasks.contracts.telemetry import ResourceUse
-from tasks.costs.meter import S_PER_HOUR
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.values import in_utc
 
