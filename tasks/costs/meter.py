@@ -5,7 +5,6 @@ inside another is not counted twice.
 """
 
 import atexit
-import gc
 import getpass
 import logging
 import os
@@ -187,8 +186,6 @@ class RunMeter:
     def _add_end(self) -> None:
         """At the exit of the process: its end counts to the last run."""
         if self._ended and self._seen and not self._runs and self._is_own:
-            # Else the interpreter spends seconds on a last search for garbage, after all meters.
-            gc.disable()
             if self._cpu_s() - self._seen.cpu_s < START_CPU_S:
                 self._runs = dict([self._ended])
                 self._settle()
