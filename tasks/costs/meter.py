@@ -122,6 +122,7 @@ class RunMeter:
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._is_own = False
+        self._classes: dict[str, HardwareClass] = {}
         self._ended: tuple[str, _Run] | None = None
 
     def begin(
@@ -146,7 +147,7 @@ class RunMeter:
             facts |= {"run_id": run_id, "flow": flow, "state": "running"}
             facts["owner"] = os.environ.get("FALAJ_OWNER") or getpass.getuser()
             if not self._runs:
-                self._stop = threading.Event()
+                self._classes, self._stop = {}, threading.Event()
                 threading.Thread(target=self._renew, args=(self._stop,), daemon=True).start()
             self._runs.setdefault(run_id, _Run(facts, datetime.now(UTC), Taken()))
             self._write()
@@ -213,8 +214,8 @@ class RunMeter:
         """Renew the entries of all open runs."""
         runs = [*self._runs.values()]
         try:
-            classes = read_classes()
-            entries = [(_entry(run, classes), run.number) for run in runs]
+            self._classes = self._classes or read_classes()
+            entries = [(_entry(run, self._classes), run.number) for run in runs]
             for run, number in zip(runs, self._ledger().write(entries), strict=True):
                 run.number = number
         except FalajError as exc:
