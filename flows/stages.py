@@ -145,7 +145,7 @@ def note_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
 def run_meter() -> RunMeter:
     """The meter of this process's runs; it writes to the metadata database of the environment."""
     return RunMeter(
-        cache(lambda: CostLedger(Settings.from_environment().metadata_url)), ProcessorMeter().joules
+        lambda: CostLedger(Settings.from_environment().metadata_url), ProcessorMeter().joules
     )
 
 

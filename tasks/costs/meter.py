@@ -103,7 +103,7 @@ class RunMeter:
     no run.
 
     Args:
-        ledger: opens the ledger.
+        ledger: opens the ledger of an outermost run.
         host_joules: of all processors of this host so far; a run has the part of them that it has
             of the host's CPU time. None where they cannot be read.
         cpu_s: CPU seconds of the tree of this process so far.
@@ -115,13 +115,14 @@ class RunMeter:
         host_joules: Joules,
         cpu_s: Callable[[], float] = tree_cpu_s,
     ) -> None:
-        self._ledger, self._host_joules, self._cpu_s = ledger, host_joules, cpu_s
+        self._open_ledger, self._host_joules, self._cpu_s = ledger, host_joules, cpu_s
         self._seen: Reading | None = None
         self._num_gpus = 0
         self._runs: dict[str, _Run] = {}
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._is_own = False
+        self._ledger: CostLedger | None = None
         self._classes: dict[str, HardwareClass] = {}
         self._ended: tuple[str, _Run] | None = None
 
@@ -147,7 +148,7 @@ class RunMeter:
             facts |= {"run_id": run_id, "flow": flow, "state": "running"}
             facts["owner"] = os.environ.get("FALAJ_OWNER") or getpass.getuser()
             if not self._runs:
-                self._classes, self._stop = {}, threading.Event()
+                self._ledger, self._classes, self._stop = None, {}, threading.Event()
                 threading.Thread(target=self._renew, args=(self._stop,), daemon=True).start()
             self._runs.setdefault(run_id, _Run(facts, datetime.now(UTC), Taken()))
             self._write()
@@ -215,8 +216,9 @@ class RunMeter:
         runs = [*self._runs.values()]
         try:
             self._classes = self._classes or read_classes()
+            self._ledger = self._ledger or self._open_ledger()
             entries = [(_entry(run, self._classes), run.number) for run in runs]
-            for run, number in zip(runs, self._ledger().write(entries), strict=True):
+            for run, number in zip(runs, self._ledger.write(entries), strict=True):
                 run.number = number
         except FalajError as exc:
             LOGGER.warning("what runs took is not written, they go on: %s", exc)
