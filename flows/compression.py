@@ -5,11 +5,11 @@ from prefect import flow
 from flows.candidate import validated_rows
 from flows.config import PipelineConfig
 from flows.recalibration import judge, promoted
-from flows.stages import RECORDED
+from flows.stages import RECORDED, devices
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import CompressionParent, CompressionResult
 from tasks.contracts.training import DistillationTargets, TrainedModel
-from tasks.control.leases.task import leased, training_request
+from tasks.control.leases.task import training_request
 from tasks.evaluation.task import judge_student, score_model_window
 from tasks.registry.task import claim_model_name, find_compression_parent
 from tasks.reporting.task import publish_compression
@@ -78,7 +78,7 @@ def train_with_control(
             scores=scores, weight=compression.teacher_weight, temperature=compression.temperature
         )
     request = training_request(config.lease, config.training.device, config.training.num_ranks)
-    with leased(request, config.lease):
+    with devices(request, config.lease):
         control = train_distributed(dataset, config.splits, plan.config, plan.initial)
         if targets is None:
             return None, control

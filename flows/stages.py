@@ -9,15 +9,20 @@ container, nor a reused id is mistaken for the run.
 Every deployed flow notes it. A run that was cut off is started again, unless its flow says here
 that this would do something twice.
 
+What each run takes: metered by hooks of its flow, and written to the ledger.
+
 Which window a run works on: the one that it was given, or what its use case's clock says.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
 
 from prefect import Flow, get_client, runtime
@@ -25,14 +30,18 @@ from prefect import Flow, get_client, runtime
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
 from tasks.contracts.run import StageRoute, StageTime
-from tasks.control.config import RoutingConfig, StageName
+from tasks.control.config import LeaseRequest, RoutingConfig, StageLease, StageName
+from tasks.control.leases.task import leased
 from tasks.control.recovery.task import NOT_RETRIED, own_labels
 from tasks.control.routing.task import StageOrder, as_returned, dump_parameters, run_stage
+from tasks.costs.ledger import CostLedger
+from tasks.costs.meter import RunMeter
 from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.errors import WindowError
 from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import ArtifactStore, Settings, named_artifacts
 from tasks.lineage.task import RECORDED as TOLD
+from tasks.training.telemetry.meters import DeviceMeter, ProcessorMeter
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -132,17 +141,70 @@ def note_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
         client.update_flow_run_labels(flow_run.id, own_labels())
 
 
-STORED: dict[str, Any] = {"persist_result": True, "result_serializer": "json"}
-FOUND: dict[str, Any] = {**STORED, "on_running": [note_process]}
-"""What a flow's decorator takes: its result is kept, and its run is found when it is lost."""
+@cache
+def run_meter() -> RunMeter:
+    """The meter of this process's runs; it writes to the metadata database of the environment."""
+    return RunMeter(
+        lambda: CostLedger(Settings.from_environment().metadata_url), ProcessorMeter().joules
+    )
 
-RECORDED: dict[str, Any] = {**FOUND, **TOLD, "on_running": [note_process, *TOLD["on_running"]]}
+
+def meter_begins(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook: what is taken from now on counts to this run, without the runs that begin within it."""
+    given = flow_run.parameters
+    config = given.get("config") or {}
+    model = config.get("registry", {}).get("model_name") or given.get("model") or ""
+    root = flow_run.id
+    if flow_run.parent_task_run_id is not None:
+        root = runtime.flow_run.root_flow_run_id or root
+    use_case = config.get("name") or ""
+    run_meter().begin(str(flow_run.id), flow.name, str(root), use_case, model)
+
+
+def meter_ends(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook: the run has ended."""
+    run_meter().end(str(flow_run.id), state.type.value.lower())
+
+
+@contextmanager
+def devices(request: LeaseRequest, policy: StageLease) -> Iterator[None]:
+    """Hold devices as `leased` does; GPUs are metered as long as they are held."""
+    with leased(request, policy) as lease:
+        num_gpus = request.gpus if lease is None else len(lease.grant.gpus)
+        meter = DeviceMeter(os.environ.get("CUDA_VISIBLE_DEVICES")) if num_gpus else None
+
+        def joules() -> float | None:
+            assert meter is not None
+            meter.sample()
+            found = [device.energy_j for device in meter.summaries()]
+            return None if not found or None in found else sum(filter(None, found))
+
+        try:
+            with run_meter().holding(num_gpus, joules):
+                yield
+        finally:
+            if meter is not None:
+                meter.close()
+
+
+ENDS = ("on_completion", "on_failure", "on_crashed", "on_cancellation")
+STORED: dict[str, Any] = {"persist_result": True, "result_serializer": "json"}
+METERED: dict[str, Any] = {"on_running": [meter_begins], **{end: [meter_ends] for end in ENDS}}
+FOUND: dict[str, Any] = {**STORED, **METERED, "on_running": [meter_begins, note_process]}
+"""What a flow's decorator takes: its result is kept, its run is found when it is lost, and what it
+takes is metered."""
+
+RECORDED: dict[str, Any] = {
+    **FOUND,
+    "on_running": [*FOUND["on_running"], *TOLD["on_running"]],
+    **{end: [*TOLD[end], meter_ends] for end in ENDS},
+}
 """The same for a flow that is part of the lineage."""
 
 
 def found_but_not_retried(why: str) -> dict[str, Any]:
     """As `FOUND`, for a flow that must not be started again by itself."""
-    return {**STORED, "on_running": [_NoteWhy(why), note_process]}
+    return {**FOUND, "on_running": [meter_begins, _NoteWhy(why), note_process]}
 
 
 @dataclass(frozen=True)

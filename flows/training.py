@@ -11,11 +11,11 @@ from prefect.logging import get_run_logger
 
 from flows.candidate import register, validated_rows
 from flows.config import PipelineConfig
-from flows.stages import FOUND, RECORDED, called
+from flows.stages import FOUND, RECORDED, called, devices
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import TrainingResult
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
-from tasks.control.leases.task import leased, training_request
+from tasks.control.leases.task import training_request
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
 from tasks.features.task import rank_single_features
 from tasks.kernel.errors import TransientError
@@ -64,7 +64,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         initial = find_start(dataset, config.splits, training, config.registry)
     device = config.training.device if config.training.has_network else "cpu"
     request = training_request(config.lease, device, config.training.num_ranks)
-    with leased(request, config.lease):
+    with devices(request, config.lease):
         model = train_distributed(dataset, config.splits, config.training, initial)
     baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
     incumbent = find_incumbent(model, config.registry)

@@ -17,8 +17,7 @@ from prefect.exceptions import ObjectNotFound
 
 from infra.deploying.file import POOLS_FOLDER, Pool, PoolType, Queue, UseCase, read_pools_file
 from infra.deploying.items import Found, Item
-from tasks.contracts.hardware import HardwareClass, InCluster, kind_of
-from tasks.control.leases.devices import CLASS_VARIABLE
+from tasks.contracts.hardware import CLASS_VARIABLE, HardwareClass, InCluster, kind_of
 from tasks.kernel.errors import ConfigurationError
 
 IMAGE_VARIABLE = "FALAJ_IMAGE"

@@ -25,6 +25,9 @@ NAME_IN_A_CLUSTER = re.compile(r"(?!.{51})[a-z]+(-[a-z0-9]+(\.[a-z0-9]+)*)*")
 FILE_VARIABLE = "FALAJ_HARDWARE"
 FILE_NAME = "hardware.yaml"
 ClassName = Annotated[str, Field(pattern=HARDWARE_CLASS)]
+S_PER_HOUR, J_PER_KWH = 3600.0, 3.6e6
+CLASS_VARIABLE = "FALAJ_HARDWARE_CLASS"
+"""In a run's environment the hardware class of its pool: of its devices alone it sees any."""
 SHIPPED = PROJECT_ROOT / "infra" / "work_pools" / FILE_NAME
 
 
@@ -63,6 +66,29 @@ class InCluster(Contract):
     )
 
 
+class PriceList(Contract):
+    """What a class costs. Set your own: the defaults are estimates, about those of rented machines.
+
+    A rented machine's energy is in the price of its hours, so a kilowatt hour costs nothing more.
+    """
+
+    core_hour: float = Field(default=0.04, ge=0, description="Of one core, while it is busy.")
+    gpu_hour: float = Field(default=2.5, ge=0, description="Of one GPU or slice, while it is held.")
+    kwh: float = Field(default=0.0, ge=0, description="Of a kilowatt hour, where it is paid apart.")
+    watts_per_core: float = Field(
+        default=8.0, ge=0, le=200, description="Of one busy core, where no meter can be read."
+    )
+    watts_per_gpu: float = Field(
+        default=400.0, ge=0, le=5000, description="Of one held GPU, where no meter can be read."
+    )
+    currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$", description="ISO 4217 code.")
+
+    def money(self, cpu_s: float, gpu_s: float, joules: float) -> tuple[float, float]:
+        """Of seconds of busy cores and held GPUs; and of energy."""
+        hours = (self.core_hour * cpu_s + self.gpu_hour * gpu_s) / S_PER_HOUR
+        return hours, self.kwh * joules / J_PER_KWH
+
+
 class HardwareClass(Contract):
     """One class."""
 
@@ -75,6 +101,7 @@ class HardwareClass(Contract):
         "case on processors, all that are for GPUs on GPUs.",
     )
     kubernetes: InCluster = InCluster()
+    prices: PriceList = PriceList()
 
 
 class _File(RootModel[dict[ClassName, HardwareClass]]):
@@ -123,6 +150,17 @@ def read_classes(
         raise ConfigurationError(
             f"{FILE_VARIABLE} names {own}, which does not exist. Nothing was started"
         ) from exc
+
+
+def class_of_run(classes: Mapping[str, HardwareClass], *, on_gpu: bool) -> tuple[str, PriceList]:
+    """Name of the class that this process runs on, and its prices; without a pool that of its kind.
+
+    Args:
+        classes: all there are.
+        on_gpu: the run holds GPUs.
+    """
+    name = os.environ.get(CLASS_VARIABLE) or (GPU if on_gpu else CPU)
+    return name, classes.get(name, classes[kind_of(name)]).prices
 
 
 def known_class(name: str, classes: Mapping[str, HardwareClass], who: str) -> HardwareClass:

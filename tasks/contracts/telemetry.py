@@ -114,12 +114,12 @@ class ResourceUse(Contract):
 
 
 class RunCost(Contract):
-    """Money that a training run took, at the prices of the configuration."""
+    """Money that a training run took, at the prices of its hardware class."""
 
     amount: NonNegativeFloat
     currency: str
-    energy_part: NonNegativeFloat | None = Field(description="None without energy or its price.")
-    node_part: NonNegativeFloat | None = Field(description="None without a price of node hours.")
+    energy_part: NonNegativeFloat | None = Field(description="None without energy.")
+    node_part: NonNegativeFloat | None = Field(description="Of busy cores and of GPUs.")
 
 
 Setting = bool | int | float | str
@@ -154,7 +154,7 @@ class TrainingTelemetry(Contract):
     host: HostTelemetry
     devices: tuple[DeviceTelemetry, ...] = ()
     energy: EnergyUse
-    cost: RunCost | None = Field(default=None, description="None without a price.")
+    cost: RunCost | None = Field(default=None, description="Null in earlier records.")
     diagnosis: Diagnosis | None = None
     applied: tuple[str, ...] = Field(
         default=(), description="Settings that were taken from an earlier diagnosis, in sentences."

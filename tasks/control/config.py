@@ -229,6 +229,13 @@ class RetrainingPolicy(Contract):
         description="Hours that retrainings and recalibrations of one model may take in any seven "
         "days, as far as they are known; empty means no limit.",
     )
+    max_cost_per_month: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e9,
+        description="Money that retrainings and recalibrations of one model may take in any 30 "
+        "days, at the prices in `hardware.yaml`; with it reached none is started. Empty: no limit.",
+    )
     roll_back_within_days: float = Field(
         default=14.0,
         ge=0,

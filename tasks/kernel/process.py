@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +23,12 @@ from tasks.kernel.values import Contract
 
 PROCFS = Path("/proc")
 ENDED_STATES = ("Z", "X")
-STATE_FIELD, START_FIELD = 0, 19  # of /proc/PID/stat, counted after the command's name
+STATE_FIELD, PARENT_FIELD, CPU_FIELDS, START_FIELD = (
+    0,
+    1,
+    slice(11, 15),
+    19,
+)  # of /proc/PID/stat, counted after the command's name
 READY_POLL_S = 0.1
 STOP_MARGIN_S = 10.0
 TOKEN = r"[0-9a-f]{8}\.[0-9a-f]+\.[0-9a-f]+"
@@ -80,6 +85,27 @@ def start_of(pid: int, procfs: Path = PROCFS) -> int | None:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name in () may hold anything
     return None if fields[STATE_FIELD] in ENDED_STATES else int(fields[START_FIELD])
+
+
+def tree_cpu_s(procfs: Path = PROCFS) -> float:
+    """CPU seconds of this process and all that descends from it, ended ones included.
+
+    Those that live have their own; a process that has ended is in the sum of the one that waited
+    for it (`cutime` and `cstime` of proc_pid_stat(5)), to a tick (10 ms) of each. What nobody of
+    the tree waited for is lost.
+    """
+    ticks, parents = dict[int, int](), dict[int, int]()
+    for entry in os.listdir(procfs):
+        with suppress(OSError, ValueError):  # it ended meanwhile
+            text = (procfs / str(int(entry)) / "stat").read_text(errors="replace")
+            fields = text[text.rindex(")") + 2 :].split()
+            parents[int(entry)] = int(fields[PARENT_FIELD])
+            ticks[int(entry)] = sum(map(int, fields[CPU_FIELDS]))
+    found, ahead = 0, {os.getpid()}
+    while ahead:
+        found += sum(ticks[pid] for pid in ahead)
+        ahead = {pid for pid, parent in parents.items() if parent in ahead}
+    return found / os.sysconf("SC_CLK_TCK")
 
 
 def processes_by_variable(name: str, procfs: Path = PROCFS) -> dict[str, list[int]]:

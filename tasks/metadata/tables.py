@@ -1,4 +1,4 @@
-"""Every table of the control plane: retraining decisions and releases.
+"""Every table of the control plane: retraining decisions, releases, and what runs took.
 
 A change of a table comes with a migration in `migrations/versions`, and raises `VERSION`.
 """
@@ -25,7 +25,7 @@ from sqlalchemy.types import TypeDecorator
 
 from tasks.kernel.values import in_utc
 
-VERSION = "0004"
+VERSION = "0005"
 """Of the newest migration."""
 VERSION_TABLE = "falaj_schema"
 
@@ -207,5 +207,31 @@ entries = Table(
     Column("step", Integer, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("evidence", Text),
+    sqlite_autoincrement=True,
+)
+
+# What each flow run took, without the runs inside it: a row a run and process, so that sums count
+# nothing twice. `root_id` is the outermost run. The row is renewed while the run lasts.
+uses = Table(
+    "falaj_uses",
+    metadata,
+    Column("number", NUMBER, primary_key=True, autoincrement=True),
+    Column("run_id", String(80), nullable=False),
+    Column("root_id", String(80), nullable=False, index=True),
+    Column("flow", String(80), nullable=False),
+    Column("use_case", String(120), nullable=False),
+    Column("model", String(120), nullable=False),
+    Column("owner", String(120), nullable=False),
+    Column("hardware_class", String(63), nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("started", UtcTime, nullable=False, index=True),
+    Column("ended", UtcTime, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("cpu_s", Double, nullable=False),
+    Column("gpu_s", Double, nullable=False),
+    Column("joules", Double),
+    Column("estimated", Boolean, nullable=False),
+    Column("amount", Double),
+    Column("currency", String(3), nullable=False),
     sqlite_autoincrement=True,
 )

@@ -17,6 +17,7 @@ from tasks.contracts.evaluation import (
     RegressionMetrics,
     SliceMetrics,
 )
+from tasks.contracts.hardware import J_PER_KWH
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
 from tasks.contracts.telemetry import RankTelemetry, TrainingTelemetry
@@ -459,7 +460,6 @@ def is_committed(record: RunRecord) -> bool:
 
 
 MOST_RANKS = 16
-J_PER_KWH = 3.6e6
 # Phase, what it is called, how its piece is drawn. Neighbours differ in lightness too, and a piece
 # that is wide enough carries its share.
 PIECES = (
@@ -499,7 +499,7 @@ def _money(telemetry: TrainingTelemetry) -> str:
     cost = telemetry.cost
     if cost is None:
         return "Its cost is not known: the configuration names no price that could be used."
-    named = ((cost.energy_part, "energy"), (cost.node_part, "the use of hosts"))
+    named = ((cost.energy_part, "energy"), (cost.node_part, "cores and devices"))
     parts = [f"{money(part)} for {what}" for part, what in named if is_shown(part)]
     return f"It cost {money(cost.amount)} {cost.currency}: {' and '.join(parts)}."
 

@@ -133,6 +133,11 @@ def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
                 location.remove([name])
 
 
+def sizes_of_builds(settings: Settings) -> list[tuple[datetime, int]]:
+    """When each build that is there was finished, and its bytes."""
+    return [(build.finished, build.num_bytes) for build in dict(_builds(settings)).values()]
+
+
 def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
     for value in settings.store.root.glob(f"[!.]*/[!.]*/{VALUE}"):
         folder = value.parent

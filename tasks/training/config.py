@@ -58,32 +58,14 @@ class CheckpointConfig(Contract):
 
 
 class TelemetryConfig(Contract):
-    """Profile and prices of one training run; changes nothing that it computes."""
+    """Profile of one training run; changes nothing that it computes. Prices: `hardware.yaml`."""
 
     profile: bool = Field(
         default=False,
         description="Record five steps of every rank with torch.profiler, and their collectives "
         "with Horovod's timeline; the traces are kept with the model.",
     )
-    watts_per_core: float | None = Field(
-        default=None,
-        gt=0,
-        le=200,
-        description="Watts of one busy core, for an estimate where no meter can be read; none: no "
-        "estimate.",
-    )
-    price_per_kwh: float | None = Field(
-        default=None, ge=0, le=1000, description="Price of a kilowatt hour; none: not known."
-    )
-    price_per_node_hour: float | None = Field(
-        default=None,
-        ge=0,
-        le=100_000,
-        description="Price of one host for an hour; none: not known.",
-    )
-    currency: str = Field(
-        default="EUR", pattern=r"^[A-Z]{3}$", description="ISO 4217 code of both prices."
-    )
+    _retired = retired("watts_per_core", "price_per_kwh", "price_per_node_hour", "currency")
 
 
 # Code that measures a training and changes nothing of it: no part of a model's key.
@@ -169,9 +151,7 @@ class TrainingConfig(Contract):
         default=CheckpointConfig(), description="Where training states are kept, and how often."
     )
     reading: ReadingConfig = Field(default=ReadingConfig(), description="How rows are shuffled.")
-    telemetry: TelemetryConfig = Field(
-        default=TelemetryConfig(), description="What is measured, at which prices."
-    )
+    telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="What is measured.")
     device: Literal["cpu", "cuda"] = Field(
         default="cpu", description="Where the network runs. `cuda` without a device is an error."
     )

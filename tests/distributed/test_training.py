@@ -153,7 +153,7 @@ def test_no_secret_reaches_a_rank_and_everything_listens_on_loopback_only(
 
 @pytest.mark.slow
 def test_a_training_is_measured_diagnosed_and_profiled(tmp_path: Path) -> None:
-    model = train(tmp_path, config(telemetry={"watts_per_core": 10, "profile": True}))
+    model = train(tmp_path, config(telemetry={"profile": True}))
     telemetry = model.telemetry
     assert telemetry.diagnosis is not None
     assert [rank.rank for rank in telemetry.ranks] == [0, 1]

@@ -18,7 +18,7 @@ import psutil
 import pynvml  # type: ignore[import-untyped]
 from pydantic import Field
 
-from tasks.contracts.hardware import GpuNeeds, Needs, known_class, read_classes
+from tasks.contracts.hardware import CLASS_VARIABLE, GpuNeeds, Needs, known_class, read_classes
 from tasks.kernel.cores import (
     SYSFS,
     CoreLimit,
@@ -192,8 +192,6 @@ def torch_cuda_version() -> str | None:
 
 GIB = 1 << 30
 CPUINFO = Path("/proc/cpuinfo")
-CLASS_VARIABLE = "FALAJ_HARDWARE_CLASS"
-"""In a run's environment the hardware class of its pool: of its devices alone it sees any."""
 
 
 class HostDevices(Contract):

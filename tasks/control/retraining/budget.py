@@ -1,4 +1,4 @@
-"""May the controller act now? A person who is asked already, a cool-down, a budget by week."""
+"""May the controller act now? A person who is asked already, a cool-down, budgets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 
-WEEK = timedelta(days=7)
+WEEK, MONTH = timedelta(days=7), timedelta(days=30)
 RECALIBRATE_AGAIN = timedelta(days=14)
 """Scores that are wrong again so soon after a recalibration ask for a retraining."""
 
@@ -27,6 +27,8 @@ class Spent:
     version: int | None = None
     """Version that was judged; None where that does not matter."""
     has_ended: bool = False
+    amount: float | None = None
+    """Money of its run so far, by the ledger of costs; None while nothing is known of it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def why_not_now(
     Rolling back trains nothing and ends harm, so no bound but "once an incident" holds it. A
     recalibration waits for the cool-down of both kinds, a retraining only for that of its own: it
     may follow a recalibration that did not help. Each kind has its own number of runs a week, and
-    the hours of both count.
+    the hours and the money of both count.
 
     Args:
         action: what is to be done.
@@ -115,7 +117,9 @@ def why_not_now(
             f"cool-down of {config.cool_down_hours:g} h since the {KINDS[latest.action]} claimed "
             f"at {latest.claimed_at:%Y-%m-%d %H:%M}Z; free at {free:%Y-%m-%d %H:%M}Z",
         )
-    return _over_budget(action, [s for s in spent if now - s.claimed_at < WEEK], config)
+    return _over_budget(
+        action, [s for s in spent if now - s.claimed_at < WEEK], config
+    ) or _over_cost([s for s in spent if now - s.claimed_at < MONTH], config)
 
 
 def _over_budget(action: Action, week: Sequence[Spent], config: RetrainingPolicy) -> Refusal | None:
@@ -136,3 +140,19 @@ def _over_budget(action: Action, week: Sequence[Spent], config: RetrainingPolicy
             f"{limit:g} h",
         )
     return None
+
+
+def _over_cost(month: Sequence[Spent], config: RetrainingPolicy) -> Refusal | None:
+    """A run is started below the limit only, and one at a time: one run more is the most."""
+    limit, cost = config.max_cost_per_month, sum(s.amount or 0.0 for s in month)
+    if limit is None or (cost < limit and all(s.has_ended for s in month)):
+        return None
+    if cost < limit:
+        return Refusal(
+            Outcome.BUDGET,
+            f"a run of the last 30 days has not ended, so what it costs of {limit:g} is not known",
+        )
+    return Refusal(
+        Outcome.BUDGET,
+        f"retrainings and recalibrations cost {cost:.2f} in the last 30 days, allowed {limit:g}",
+    )

@@ -34,6 +34,7 @@ COLUMNS = {"incident_id": "episode_id"}
 """Fields of values, and the columns that had another name before them."""
 Value = TypeVar("Value", bound=BaseModel)
 _results, _incidents, _actions = tables.drift_results, tables.incidents, tables.actions
+_uses = tables.uses
 
 
 class Ledger:
@@ -354,7 +355,7 @@ class Incidents:
     def spent(self) -> list[Spent]:
         """Retrainings and recalibrations of the model that were claimed before, oldest first."""
         rows = self._execute(
-            sa.select(_actions, _results.c.version)
+            sa.select(_actions, _results.c.version, self._amount().label("amount"))
             .join(_results, _results.c.result_id == _actions.c.result_id)
             .where(_actions.c.model == self.model)
             .where(_actions.c.action.in_([action.value for action in KINDS]))
@@ -367,9 +368,18 @@ class Incidents:
                 action=Action(row["action"]),
                 version=row["version"],
                 has_ended=row["state"] == records.ClaimState.ENDED.value,
+                amount=row["amount"],
             )
             for row in rows.mappings()
         ]
+
+    def _amount(self) -> sa.ScalarSelect[float | None]:
+        """Money of an action's run and all inside it; in a process of its own, of that time."""
+        until = sa.func.coalesce(_actions.c.ended_at, sa.literal(self.now, tables.UtcTime))
+        inside = _uses.c.started.between(_actions.c.started_at, until)
+        here = (_actions.c.kind == "in_process") & (_uses.c.model == _actions.c.model) & inside
+        which = (_uses.c.root_id == _actions.c.run_id) | here
+        return sa.select(sa.func.sum(_uses.c.amount)).where(which).scalar_subquery()
 
     def _when_claimed(self, row: sa.RowMapping) -> datetime:
         """As the clock shows it that is set now, however wrong it was then."""

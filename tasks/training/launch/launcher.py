@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tasks.contracts.hardware import class_of_run, read_classes
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import TransientError, refused_writes_explained
@@ -169,7 +170,8 @@ def run_job(
     monitor = RunMonitor(run, job, on_epoch)
     on_cuda = config.device == "cuda"
     devices = DeviceMeter(os.environ.get("CUDA_VISIBLE_DEVICES")) if on_cuda else None
-    sampler = TelemetrySampler(run.path, config.telemetry, devices=devices)
+    prices = class_of_run(read_classes(), on_gpu=on_cuda)[1]
+    sampler = TelemetrySampler(run.path, prices, devices=devices)
     with RankLog(run.log) as log, run.access_handed_over(job, os.environ), sampler:
         log.note(f"--- attempt at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}, {job.num_ranks} ranks")
         if config.elastic.enabled:

@@ -1,6 +1,6 @@
 """What the driver can read of its host: processors, devices and energy.
 
-Energy and money of a run are metered, else estimated by stated watts, else unknown.
+Energy is metered, else estimated by stated watts; money is by the price list.
 """
 
 import socket
@@ -14,12 +14,10 @@ from typing import Any
 import psutil
 import pynvml  # type: ignore[import-untyped]
 
+from tasks.contracts.hardware import PriceList
 from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse, HostTelemetry, RunCost
-from tasks.training.config import TelemetryConfig
 
 POWERCAP = Path("/sys/class/powercap")
-J_PER_KWH = 3.6e6
-S_PER_HOUR = 3600.0
 LOOPBACK = "lo"
 # Drivers of processors' own sensors; disks and network cards have sensors too.
 PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal")
@@ -174,7 +172,7 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
 
 
 def energy_use(
-    config: TelemetryConfig,
+    prices: PriceList,
     processor_j: float | None,
     processor_known_by: str,
     devices: tuple[DeviceTelemetry, ...],
@@ -183,15 +181,14 @@ def energy_use(
     """Put together what is known of a run's energy.
 
     Args:
-        config: holds the estimate's watts, if one is wanted.
+        prices: holds the estimate's watts.
         processor_j: joules from the processor's meter, None without one.
         processor_known_by: what the meter measures, or why there is none.
         devices: accelerators with their joules.
         cpu_s: CPU seconds of the ranks, for the estimate.
     """
-    known, known_by, watts = processor_j, processor_known_by, config.watts_per_core
-    estimated = known is None and watts is not None
-    if known is None and watts is not None:
+    known, known_by, watts = processor_j, processor_known_by, prices.watts_per_core
+    if known is None:
         known = watts * cpu_s
         known_by = (
             f"estimated: {watts:g} W for each of {cpu_s:,.0f} CPU seconds, because "
@@ -200,25 +197,17 @@ def energy_use(
     measured = [d.energy_j for d in devices if d.energy_j is not None]
     if measured:
         known_by = f"NVML of {len(measured)} device(s); {known_by}"
-        known = sum(measured) + (known or 0.0)
-    return EnergyUse(joules=known, known_by=known_by, estimated=estimated)
+        known += sum(measured)
+    return EnergyUse(joules=known, known_by=known_by, estimated=processor_j is None)
 
 
-def run_cost(
-    config: TelemetryConfig, energy: EnergyUse, seconds: float, num_hosts: int
-) -> RunCost | None:
-    """Money for energy and hosts; None where the configuration names no price that can be used."""
-    energy_part = node_part = None
-    if config.price_per_kwh is not None and energy.joules is not None:
-        energy_part = energy.joules / J_PER_KWH * config.price_per_kwh
-    if config.price_per_node_hour is not None:
-        node_part = seconds / S_PER_HOUR * num_hosts * config.price_per_node_hour
-    if energy_part is None and node_part is None:
-        return None
+def run_cost(prices: PriceList, joules: float | None, cpu_s: float, gpu_s: float) -> RunCost:
+    """Money for energy, and for busy cores and GPUs."""
+    node_part, energy_part = prices.money(cpu_s, gpu_s, joules or 0.0)
     return RunCost(
-        amount=(energy_part or 0.0) + (node_part or 0.0),
-        currency=config.currency,
-        energy_part=energy_part,
+        amount=node_part + energy_part,
+        currency=prices.currency,
+        energy_part=None if joules is None else energy_part,
         node_part=node_part,
     )
 

@@ -13,10 +13,10 @@ from typing import Self
 from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Contract
+from tasks.contracts.hardware import PriceList
 from tasks.contracts.telemetry import EnergyUse, RankTelemetry, TrainingTelemetry
 from tasks.kernel.errors import StorageError
 from tasks.kernel.files import write_atomically
-from tasks.training.config import TelemetryConfig
 from tasks.training.telemetry import meters
 from tasks.training.telemetry.diagnosis import JobFacts, diagnose
 from tasks.training.telemetry.step_clock import CLOCKS, ClockReading, profile_files, read_clocks
@@ -32,6 +32,8 @@ class Spent(Contract):
 
     num_attempts: NonNegativeInt = 0
     seconds: NonNegativeFloat = 0.0
+    cpu_s: NonNegativeFloat = 0.0
+    """Of the ranks."""
     joules: NonNegativeFloat | None = 0.0
     """None where they are not known of one of them."""
 
@@ -41,7 +43,7 @@ class TelemetrySampler:
 
     Args:
         folder: the run directory.
-        config: what is measured, and prices.
+        prices: of the hardware class that the ranks run on.
         processor: meter of the processor's energy; that of this host where left out.
         devices: meter of the accelerators that the ranks use; None where they use none.
         every_s: seconds between two samples.
@@ -50,14 +52,14 @@ class TelemetrySampler:
     def __init__(
         self,
         folder: Path,
-        config: TelemetryConfig,
+        prices: PriceList,
         *,
         processor: meters.ProcessorMeter | None = None,
         devices: meters.DeviceMeter | None = None,
         every_s: float = SAMPLE_EVERY_S,
     ) -> None:
         self._folder = folder
-        self._config = config
+        self._prices = prices
         self._processor = processor or meters.ProcessorMeter()
         self._devices = devices
         self._every_s = every_s
@@ -125,16 +127,18 @@ class TelemetrySampler:
             known_by = f"{energy.known_by}; not known for every attempt"
             energy = energy.model_copy(update={"known_by": known_by, "estimated": False})
         energy = energy.model_copy(update={"joules": spent.joules})
-        num_hosts = len({rank.host for rank in ranks}) or 1
+        devices = self._devices.summaries() if self._devices else ()
         return TrainingTelemetry(
             seconds=spent.seconds,
             num_attempts=spent.num_attempts,
             num_samples=self._num_samples,
             ranks=ranks,
             host=self._host.summary(),
-            devices=self._devices.summaries() if self._devices else (),
+            devices=devices,
             energy=energy,
-            cost=meters.run_cost(self._config, energy, spent.seconds, num_hosts),
+            cost=meters.run_cost(
+                self._prices, spent.joules, spent.cpu_s, spent.seconds * len(devices)
+            ),
         )
 
     def diagnosed(self, job: JobFacts) -> TrainingTelemetry:
@@ -153,12 +157,16 @@ class TelemetrySampler:
         if self._devices is not None and self._devices.trouble:
             known_by += f"; {self._devices.trouble}"
         return meters.energy_use(
-            self._config,
+            self._prices,
             self._processor_j,
             known_by,
             self._devices.summaries() if self._devices else (),
-            sum(clock.cpu_s for clock in self._ranks.values()),
+            self._cpu_s(),
         )
+
+    def _cpu_s(self) -> float:
+        """Of the ranks of this attempt."""
+        return sum(clock.cpu_s for clock in self._ranks.values())
 
     def _spent(self) -> Spent:
         """Of all attempts."""
@@ -167,6 +175,7 @@ class TelemetrySampler:
         return Spent(
             num_attempts=earlier.num_attempts + 1,
             seconds=earlier.seconds + self._elapsed_s,
+            cpu_s=earlier.cpu_s + self._cpu_s(),
             joules=(earlier.joules or 0.0) + (joules or 0.0) if known else None,
         )
 

@@ -8,8 +8,9 @@ from prefect import flow
 
 from flows.stages import FOUND, Stages
 from tasks.contracts.base import Contract
+from tasks.contracts.hardware import CLASS_VARIABLE
 from tasks.control.config import LeaseRequest, RoutingConfig, StageLease
-from tasks.control.leases.devices import CLASS_VARIABLE, HostDevices
+from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.task import leased
 from tasks.conversion.config import ConversionConfig, HardwareConversion
 from tasks.kernel.settings import Settings

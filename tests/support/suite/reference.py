@@ -29,6 +29,7 @@ VARIABLES = {
     "FALAJ_LEASE": "Lease that a process runs under; set by Falaj.",
     "FALAJ_HARDWARE": "File of own hardware classes; else `hardware.yaml` in the state folder.",
     "FALAJ_HARDWARE_CLASS": "Hardware class that a run is of; set by Falaj.",
+    "FALAJ_OWNER": "Who pays for runs, in the ledger of costs; else the process's account.",
     "FALAJ_IMAGE": "Container image that Kubernetes pools run.",
     "FALAJ_CODE_COMMIT": "Commit of the code, where it was installed without its history.",
     "FALAJ_LINEAGE_NAMESPACE": "Namespace of lineage events (OpenLineage).",

@@ -41,7 +41,7 @@ def test_time_energy_and_cost_are_told_and_what_is_not_known_with_its_reason() -
         )
     )
     assert "about 7,200,000 J (2.00 kWh) of energy (12.5 W for each core)." in told
-    assert "1.50 OMR: 0.50 for energy and 1.00 for the use of hosts." in told
+    assert "1.50 OMR: 0.50 for energy and 1.00 for cores and devices." in told
     assert "in 2 attempts" in told
     assert money(0.00123) == "0.0012"
 

@@ -7,15 +7,8 @@ import yaml
 from infra.deploying.deployments import on_all_classes
 from infra.deploying.file import read_prefect_file
 from infra.deploying.pools import PoolItem, pool_items
-from tasks.contracts.hardware import HardwareClass, InCluster, Needs, read_classes
-from tasks.control.leases.devices import (
-    CLASS_VARIABLE,
-    Gpu,
-    Host,
-    HostDevices,
-    hardware_classes,
-    read_cpu_flags,
-)
+from tasks.contracts.hardware import CLASS_VARIABLE, HardwareClass, InCluster, Needs, read_classes
+from tasks.control.leases.devices import Gpu, Host, HostDevices, hardware_classes, read_cpu_flags
 from tasks.kernel.errors import ConfigurationError
 from tests.support.platform.lease_devices import host
 

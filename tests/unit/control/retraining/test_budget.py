@@ -102,3 +102,34 @@ def test_time_alone_never_forbids_what_was_allowed(hours: list[float], later: fl
     earlier = [spent(h) for h in hours]
     if why_not_now(Action.RETRAIN, NOW, earlier, CONFIG) is None:
         assert why_not_now(Action.RETRAIN, NOW + timedelta(hours=later), earlier, CONFIG) is None
+
+
+def test_the_money_of_thirty_days_is_refused_with_its_numbers() -> None:
+    config = CONFIG.model_copy(update={"max_cost_per_month": 10.0})
+    paid = replace(spent(24 * 20), amount=9.99, has_ended=True)
+    assert why_not_now(Action.RETRAIN, NOW, [paid], config) is None
+    more = replace(spent(24 * 29), amount=0.01, has_ended=True, action=Action.RECALIBRATE)
+    for action in (Action.RETRAIN, Action.RECALIBRATE):
+        refusal = why_not_now(action, NOW, [paid, more], config)
+        assert refusal.outcome is Outcome.BUDGET
+        assert "cost 10.00 in the last 30 days, allowed 10" in refusal.reason
+    assert why_not_now(Action.ROLL_BACK, NOW, [paid, more], config) is None
+    long_ago = replace(more, claimed_at=NOW - timedelta(days=30))
+    assert why_not_now(Action.RETRAIN, NOW, [paid, long_ago], config) is None
+    running = replace(paid, has_ended=False, amount=None)
+    assert "has not ended" in why_not_now(Action.RETRAIN, NOW, [running], config).reason
+
+
+@given(st.lists(st.tuples(st.floats(0, 96), st.floats(0, 9)), max_size=40), st.floats(0, 20))
+def test_no_thirty_days_cost_more_than_the_budget_and_one_run(
+    wishes: list[tuple[float, float]], budget: float
+) -> None:
+    config = RetrainingPolicy(max_cost_per_month=budget, max_runs_per_week=1000, cool_down_hours=0)
+    runs, now = list[Spent](), NOW
+    for hours, price in wishes:
+        now += timedelta(hours=hours)
+        if why_not_now(Action.RETRAIN, now, runs, config) is None:
+            runs.append(Spent(now, 60, has_ended=True, amount=price))
+        month = [run for run in runs if now - run.claimed_at < timedelta(days=30)]
+        total, last = sum(run.amount for run in month), runs[-1].amount if runs else 0.0
+        assert total <= budget + last + 1e-9

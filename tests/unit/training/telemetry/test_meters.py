@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.contracts.hardware import PriceList
 from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse
-from tasks.training.config import TelemetryConfig
 from tasks.training.telemetry import meters
 from tests.support.training.timed_ranks import RANGE_UJ, library, not_supported, zone
 
@@ -47,35 +47,32 @@ SILENT = DEVICE.model_copy(update={"energy_j": None})
 @pytest.mark.parametrize(
     ("watts", "processor_j", "devices", "expected"),
     [
-        (None, None, (SILENT,), EnergyUse(joules=None, known_by="RAPL")),
         (12.5, 77.0, (), EnergyUse(joules=77.0, known_by="RAPL")),
-        (None, 77.0, (DEVICE, SILENT), EnergyUse(joules=100, known_by="NVML of 1 device(s); RAPL")),
+        (12.5, 77.0, (DEVICE, SILENT), EnergyUse(joules=100, known_by="NVML of 1 device(s); RAPL")),
         (12.5, None, (), EnergyUse(
             joules=1250, estimated=True,
             known_by="estimated: 12.5 W for each of 100 CPU seconds, because RAPL",
         )),
     ],
-    ids=["nothing", "a meter before an estimate", "devices", "an estimate"],
+    ids=["a meter before an estimate", "devices", "an estimate"],
 )  # fmt: skip
-def test_energy_is_measured_else_estimated_else_unknown(
-    watts: float | None,
+def test_energy_is_measured_else_estimated(
+    watts: float,
     processor_j: float | None,
     devices: tuple[DeviceTelemetry, ...],
     expected: EnergyUse,
 ) -> None:
-    config = TelemetryConfig(watts_per_core=watts)
-    assert meters.energy_use(config, processor_j, "RAPL", devices, 100.0) == expected
+    prices = PriceList(watts_per_core=watts)
+    assert meters.energy_use(prices, processor_j, "RAPL", devices, 100.0) == expected
 
 
-def test_cost_is_known_energy_and_hours_of_hosts() -> None:
-    prices = TelemetryConfig(price_per_kwh=0.25, price_per_node_hour=3.6, currency="OMR")
-    cost = meters.run_cost(prices, EnergyUse(joules=7.2e6, known_by="RAPL"), 500.0, 2)
-    assert cost.energy_part == pytest.approx(0.5)
+def test_cost_is_that_of_energy_cores_and_devices() -> None:
+    prices = PriceList(kwh=0.25, core_hour=3.6, gpu_hour=36, currency="OMR")
+    cost = meters.run_cost(prices, 7.2e6, 500.0, 50.0)
+    assert (cost.energy_part, cost.node_part) == (pytest.approx(0.5), pytest.approx(1.0))
     assert (cost.amount, cost.currency) == (pytest.approx(1.5), "OMR")
-    unknown = EnergyUse(joules=None, known_by="none")
-    of_hosts = meters.run_cost(prices, unknown, 1000.0, 1)
-    assert (of_hosts.amount, of_hosts.energy_part) == (pytest.approx(1.0), None)
-    assert meters.run_cost(TelemetryConfig(price_per_kwh=1.0), unknown, 1.0, 1) is None
+    unknown = meters.run_cost(prices, None, 1000.0, 0.0)
+    assert (unknown.amount, unknown.energy_part) == (pytest.approx(1.0), None)
 
 
 def test_devices_are_summed_up_in_our_units() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.training.config import TelemetryConfig
+from tasks.contracts.hardware import PriceList
 from tasks.training.telemetry.meters import ProcessorMeter
 from tasks.training.telemetry.sampler import SPENT, TelemetrySampler
 from tasks.training.telemetry.step_clock import StepClock
@@ -13,9 +13,9 @@ from tests.support.training.timed_ranks import write_clock
 
 
 def sampled(folder: Path, **options: Any) -> TelemetrySampler:
-    config = options.pop("config", TelemetryConfig())
+    prices = options.pop("prices", PriceList(watts_per_core=10, core_hour=3.6))
     options.setdefault("processor", ProcessorMeter(folder / "no meter"))
-    return TelemetrySampler(folder, config, **options)
+    return TelemetrySampler(folder, prices, **options)
 
 
 def test_a_rank_is_known_by_its_newest_clock_wherever_it_runs(tmp_path: Path) -> None:
@@ -30,26 +30,26 @@ def test_a_rank_is_known_by_its_newest_clock_wherever_it_runs(tmp_path: Path) ->
     assert (rank.busy_cores_max, rank.cpu_s, rank.num_rows) == (1.5, 9.0, 6400)
 
 
-def test_what_cannot_be_measured_is_none_with_a_reason(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_estimated_with_a_reason(tmp_path: Path) -> None:
     with sampled(tmp_path) as sampler:
         pass
     result = sampler.result()
-    assert result.energy.joules is result.cost is None
-    assert result.energy.known_by == "this host shows no RAPL counters"
+    assert (result.energy.joules, result.energy.estimated, result.cost.amount) == (0, True, 0)
+    assert result.energy.known_by.endswith("because this host shows no RAPL counters")
     assert result.ranks == ()
     assert result.host.num_cores == os.cpu_count()
 
 
 def test_what_earlier_attempts_took_is_added(tmp_path: Path) -> None:
-    config = TelemetryConfig(watts_per_core=10)
     for _ in range(2):
-        with sampled(tmp_path, config=config) as sampler:
+        with sampled(tmp_path) as sampler:
             write_clock(tmp_path, 0, 1, host="elsewhere")
             sampler.sample()
     result = sampler.result()
     assert result.num_attempts == 2
     assert result.energy.joules == pytest.approx(2 * 80)
     assert result.energy.estimated
+    assert result.cost.amount == pytest.approx(2 * 8 / 1000)
 
 
 def test_files_of_an_earlier_attempt_are_not_taken_for_this_ones(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Whether the ledger of costs is whole: its CPU seconds to those of the loop's control group.
+
+A small loop, and once more with nothing changed, each in a control group of its own (cpuacct of
+cgroup v1, cpu.stat of v2). Where none can be made, the kernel's sum of all descendants that were
+waited for is taken instead, and the evidence says so.
+"""
+
+import os
+import resource
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from infra.bench.figures import Measured, at_least, at_most
+from infra.bench.loop import run_measured
+from infra.bench.parts import Bench
+from infra.bench.running import small_repository
+from tasks.costs.ledger import CostLedger
+from tasks.kernel.settings import Settings
+
+ROOTS = {"/sys/fs/cgroup/cpuacct": "cpuacct.usage", "/sys/fs/cgroup": "cpu.stat"}
+IN_GROUP = "import os, sys; open(sys.argv[1], 'w').write('0'); os.execv(sys.argv[2], sys.argv[2:])"
+
+
+def figures(bench: Bench) -> Measured:
+    """The ledger's sum of each loop to the group's."""
+    home, log, group = bench.folder / "home", bench.folder / "log.txt", _new_group()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FALAJ_")}
+    environment["FALAJ_FEATURE_REPO"] = str(small_repository(bench.folder))
+    home.mkdir()
+    words = ["-m", "falaj", "--home", str(home), "run"]
+    if group is not None:
+        words = ["-c", IN_GROUP, str(group / "cgroup.procs"), sys.executable, *words]
+    ratios, seen = list[float](), list[str]()
+    try:
+        for _ in range(bench.size(3, 2)):
+            began, before = datetime.now(UTC), _cpu_s(group)
+            run_measured(words, log, environment)
+            took_s = _cpu_s(group) - before
+            ledger = CostLedger(Settings.from_environment({"FALAJ_HOME": str(home)}).metadata_url)
+            noted_s = sum(entry.use.cpu_s for entry in ledger.entries(began))
+            ratios.append(noted_s / took_s)
+            seen.append(f"{noted_s:.2f} of {took_s:.2f} s")
+    finally:
+        if group is not None:
+            group.rmdir()
+    by = "descendants that were waited for" if group is None else f"control group {group.parent}"
+    evidence = f"{'; '.join(seen)}, by {by}"
+    return [
+        at_most("ledger to control group, CPU, most", max(ratios), 1.02, evidence),
+        at_least("ledger to control group, CPU, least", min(ratios), 0.98, evidence),
+    ]
+
+
+def _new_group() -> Path | None:
+    for root, file in ROOTS.items():
+        group = Path(root) / f"falaj-costs-{os.getpid()}"
+        with suppress(OSError):
+            group.mkdir()
+            if (group / file).exists():
+                return group
+            group.rmdir()
+    return None
+
+
+def _cpu_s(group: Path | None) -> float:
+    if group is None:
+        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    if (group / "cpuacct.usage").exists():
+        return int((group / "cpuacct.usage").read_text()) / 1e9
+    return int((group / "cpu.stat").read_text().split()[1]) / 1e6
