@@ -137,6 +137,16 @@ class DriftConfig(Contract):
     )
 
 
+    # A change that is too slow or too small for one window
+    slow_change_days: int = Field(
+        default=365,
+        ge=30,
+        le=36_500,
+        description="Days after which the sequential test of the days since the reference raises "
+        "a false alarm at the earliest, on average.",
+    )
+
+
 class RecalibrationConfig(Contract):
     """Bounds of a recalibration; the window itself is that of the drift check."""
 
