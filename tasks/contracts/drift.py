@@ -51,8 +51,10 @@ class SlowChange(Contract):
     """Sequential test of the days since the reference, however many checks looked at them."""
 
     num_days: PositiveInt = Field(description="Days after the reference that were tested.")
-    evidence: float = Field(description="Of a change by now: without one, at most `num_days`.")
-    limit: float = Field(description="Evidence that is reached once in so many days by chance.")
+    evidence: float = Field(
+        description="Of a change by now: without one at most `num_days`, on average."
+    )
+    limit: float = Field(description="Chance reaches it in so many days on average, at the least.")
     began: date | None = Field(description="About when it began; None below the limit.")
 
 

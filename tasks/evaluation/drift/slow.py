@@ -144,6 +144,6 @@ def describe(change: SlowChange) -> str:
         )
     return (
         f"Slow change: the model errs more, or its scores tell less, since about {change.began}; "
-        f"evidence {change.evidence:.3g} over the {days}, which chance reaches less than once in "
+        f"evidence {change.evidence:.3g} over the {days}, which chance reaches at most once in "
         f"{change.limit:g} days."
     )
