@@ -22,7 +22,11 @@ from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.control.retraining.decision import asks_for_former
 from tasks.control.retraining.records import StoredResult
-from tasks.control.retraining.task import find_newest_drift_result, store_drift_result
+from tasks.control.retraining.task import (
+    find_newest_drift_result,
+    find_scored_days,
+    store_drift_result,
+)
 from tasks.evaluation.task import (
     check_drift,
     compare_previous,
@@ -126,7 +130,8 @@ def _compared(
     known = served.reference if served else reference
     units = columns_with_unit(config)
     windows = (known, config.splits.train, current, window, before, now)
-    report = check_drift(*windows, config.drift, units)
+    earlier = find_scored_days(champion.version, config.name)
+    report = check_drift(*windows, config.drift, units, earlier)
     if served:
         report = report.model_copy(update={"evidence": (*report.evidence, served.told)})
     standing, difference = find_champion_state(config.registry.model_name), None

@@ -18,7 +18,7 @@ from pydantic import Field
 from flows.replay.history import History, ReplayModel, code_of
 from flows.replay.models import Candidate, measured, recalibrate, retrain
 from tasks.contracts.base import Contract, TimeWindow
-from tasks.contracts.drift import DriftReport
+from tasks.contracts.drift import DayErrors, DriftReport
 from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionState
 from tasks.contracts.replay import PolicyName, ReplayedAct
@@ -37,6 +37,7 @@ from tasks.evaluation.drift.compare import (
     compare_windows,
     open_windows,
 )
+from tasks.evaluation.drift.slow import join_days
 from tasks.evaluation.metrics import AGAINST, measure_rows
 from tasks.evaluation.scoring import SCORE
 from tasks.kernel.errors import DataContractError, TrainingError, WindowError
@@ -253,12 +254,14 @@ class KeptCheck(Contract):
     use: ResourceUse
 
 
-def check_drift(history: History, model: ReplayModel, window: TimeWindow) -> KeptCheck:
+def check_drift(
+    history: History, model: ReplayModel, window: TimeWindow, earlier: tuple[DayErrors, ...] = ()
+) -> KeptCheck:
     """The drift check of one day, as the flow `drift-check` does it."""
     sha = history.dataset.snapshot.data.sha256
     config, units = history.config, history.with_unit
     key = content_key(
-        code_of(compare, judge), sha, model, window, config.drift, config.evaluation, units
+        code_of(compare, judge), sha, model, window, earlier, config.drift, config.evaluation, units
     )
 
     def build(folder: StagedFolder) -> KeptCheck:
@@ -274,6 +277,7 @@ def check_drift(history: History, model: ReplayModel, window: TimeWindow) -> Kep
                 config.drift,
                 history.store,
                 units,
+                earlier,
                 kept.seen,
             )
         return KeptCheck(report=report, use=used[0] + kept.use)
@@ -292,6 +296,7 @@ class Controller:
     def __init__(self, service: Service, folder: Path) -> None:
         self._service, self._history = service, service.history
         self._now = service.reigns[0].since
+        self._days: dict[int, tuple[DayErrors, ...]] = {}  # as `Ledger.scored_days` gives them
         self._ledger = Ledger(f"sqlite:///{folder}/ledger.db", lambda: self._now)
 
     def day(self, moment: datetime) -> None:
@@ -299,7 +304,9 @@ class Controller:
         self._now = moment
         service, history, config = self._service, self._history, self._history.config
         window = config.clock.newest_days(moment)
-        kept = check_drift(history, service.champion.model, window)
+        number = service.champion.model.number
+        kept = check_drift(history, service.champion.model, window, self._days.get(number, ()))
+        self._days[number] = join_days(self._days.get(number, ()), kept.report.days)
         service.spent.append(Spending(at=moment, use=kept.use))
         report, state = kept.report, service.state()
         said = report.evidence[0] if report.evidence else ""

@@ -3,6 +3,7 @@
 Values about what was served, as the prediction log kept it.
 """
 
+from datetime import date
 from enum import StrEnum
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -36,6 +37,27 @@ class DriftResult(StrEnum):
     DATA_FAULT = "data_fault"
 
 
+class DayErrors(Contract):
+    """How far the scores of one day were from its labels: means over its labelled rows."""
+
+    day: date = Field(description="UTC.")
+    num_rows: PositiveInt
+    bias: float = Field(description="Of label minus score.")
+    slope: float = Field(description="Of label minus score, times the score's logit, or the score.")
+    error: float = Field(description="Excess Brier score; of a regression the squared error.")
+
+
+class SlowChange(Contract):
+    """Sequential test of the days since the reference, however many checks looked at them."""
+
+    num_days: PositiveInt = Field(description="Days after the reference that were tested.")
+    evidence: float = Field(
+        description="Of a change by now: without one at most `num_days`, on average."
+    )
+    limit: float = Field(description="Chance reaches it in so many days on average, at the least.")
+    began: date | None = Field(description="About when it began; None below the limit.")
+
+
 class DriftReport(Contract):
     """Comparison of a current window with the training reference."""
 
@@ -62,6 +84,12 @@ class DriftReport(Contract):
     )
     performance_reference: TimeWindow | None = Field(
         default=None, description="Reference of predictions and performance: rows not trained on."
+    )
+    days: tuple[DayErrors, ...] = Field(
+        default=(), description="Of the current window. Empty in reports before 2026-11-27."
+    )
+    slow_change: SlowChange | None = Field(
+        default=None, description="None where labels or days are too few; None of several classes."
     )
     result: DriftResult = Field(validation_alias=RESULT)
     evidence: tuple[str, ...]

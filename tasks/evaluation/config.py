@@ -136,6 +136,15 @@ class DriftConfig(Contract):
         "which the model has gone stale. A window that is harder for all costs R2, not skill.",
     )
 
+    # A change that is too slow or too small for one window
+    slow_change_days: int = Field(
+        default=120,
+        ge=30,
+        le=36_500,
+        description="Days after which the sequential test of the days since the reference raises "
+        "a false alarm at the earliest, on average; 120 was one a year on permuted days.",
+    )
+
 
 class RecalibrationConfig(Contract):
     """Bounds of a recalibration; the window itself is that of the drift check."""

@@ -11,7 +11,7 @@ from tasks.contracts.data import (
     FeatureTables,
     ValidatedDataset,
 )
-from tasks.contracts.drift import DriftReport, ServedWindow
+from tasks.contracts.drift import DayErrors, DriftReport, ServedWindow
 from tasks.contracts.evaluation import (
     BaselineModel,
     Comparison,
@@ -247,11 +247,12 @@ def check_drift(
     scored_current: ScoredWindow,
     config: DriftConfig,
     with_unit: tuple[str, ...] = (),
+    earlier: tuple[DayErrors, ...] = (),
 ) -> DriftReport:
     """Compare a current window with the reference the model was trained on.
 
     Safe to retry: it only reads artifacts. `with_unit` names the columns that suites declare to
-    have a unit.
+    have a unit; `earlier` are days that earlier checks saw the same model score.
 
     Raises:
         DataContractError: the scores are not of these rows, or a column is absent. Not retried.
@@ -269,6 +270,7 @@ def check_drift(
         config,
         Settings.from_environment().store,
         with_unit,
+        earlier,
     )
     create_table_artifact(
         table=feature_rows(report), key="drift-features", description=f"Drift, {report.current}"

@@ -11,6 +11,9 @@ For differences `y` in [-1, 1] whose mean given the past is at most 0, each bet 
 Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 86
 (2024), section 4 (capital processes) and appendix B (mixtures of bets); the mixture is Cover's
 universal portfolio as in Orabona and Jun, IEEE Trans. Inf. Theory 70 (2024).
+
+A change that begins at an unknown moment is another question: `change_wealth` begins to bet anew
+after every observation.
 """
 
 from typing import Any
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[Any]
 BETS: FloatArray = np.array([0.02, 0.05, 0.1, 0.18, 0.28, 0.42, 0.6, 0.85])
 """Fractions of the wealth that are bet side by side; small ones find small effects in many rows."""
+CHANGE_BETS: FloatArray = np.array([0.05, 0.1, 0.2, 0.4, 0.7])
 _HALVINGS = 40
 
 
@@ -53,6 +57,29 @@ def final_log_wealth(differences: FloatArray, tolerated: float = 0.0) -> float:
     shifted = (values - tolerated) / (1 + tolerated)
     each = np.log1p(np.multiply.outer(BETS, shifted)) @ counts
     return float(np.logaddexp.reduce(each) - np.log(len(BETS)))
+
+
+def change_wealth(values: FloatArray) -> FloatArray:
+    """Logarithm of the wealth of all who began to bet, one after each observation.
+
+    The Shiryaev-Roberts e-detector of Shin, Ramdas and Rinaldo, "E-detectors: a nonparametric
+    framework for sequential change detection", New England Journal of Statistics in Data Science
+    (2024): `R_t(b) = (1 + R_{t-1}(b)) (1 + b y_t)`, averaged over bets and columns. While the mean
+    of every column given the past is at most 0, `R_t - t` is a supermartingale. So `R` reaches `c`
+    within `n` observations with probability at most `n / c`, and after `c` of them on average at
+    the earliest, whenever anybody looks.
+
+    Args:
+        values: in [-1, 1], one column for each direction of a change, shape (n, columns).
+
+    Returns:
+        log R_t, shape (n,).
+    """
+    wealth, found = np.full((values.shape[1], len(CHANGE_BETS)), -np.inf), np.empty(len(values))
+    for number, value in enumerate(values):
+        wealth = np.logaddexp(0.0, wealth) + np.log1p(np.multiply.outer(value, CHANGE_BETS))
+        found[number] = np.logaddexp.reduce(wealth, axis=None) - np.log(wealth.size)
+    return found
 
 
 def mean_bounds(differences: FloatArray, alpha: float) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from enum import StrEnum
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import RESULT, Contract, ModelVersionRef, TimeWindow
-from tasks.contracts.drift import DriftReport, DriftResult
+from tasks.contracts.drift import DayErrors, DriftReport, DriftResult
 from tasks.contracts.evaluation import Comparison, Metric, MetricSet
 from tasks.contracts.release import ChampionState
 from tasks.control.config import RetrainingPolicy
@@ -63,6 +63,9 @@ class Evidence(Contract):
     )
     can_be_mapped: bool = Field(
         default=True, description="Whether a map of the scores exists; none of several classes."
+    )
+    days: tuple[DayErrors, ...] = Field(
+        default=(), description="Of the window; later checks test them together with their own."
     )
     sentences: tuple[str, ...] = Field(description="The drift check's own reasons.")
 
@@ -234,6 +237,7 @@ def gather(
         former_version=former.version if former else None,
         former_difference=former_difference if is_known else None,
         can_be_mapped=not (isinstance(labelled, MetricSet) and labelled.by_class),
+        days=report.days,
         sentences=report.evidence,
     )
 

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ValidationError
 
 from tasks.contracts.base import RESULT
+from tasks.contracts.drift import DayErrors
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining import records
 from tasks.control.retraining.budget import KINDS, Spent
@@ -103,6 +104,14 @@ class Ledger:
         query = sa.select(_results).where(_of(_results, model, use_case))
         found = self._rows(query.order_by(_results.c.number.desc()).limit(1))
         return _read(records.StoredResult, found[0]) if found else None
+
+    def scored_days(self, model: str, use_case: str, version: int) -> list[DayErrors]:
+        """Days that drift checks saw a version score, the check that was stored first first."""
+        query = sa.select(_results.c.evidence).where(
+            _of(_results, model, use_case), _results.c.version == version
+        )
+        found = self._rows(query.order_by(_results.c.number))
+        return [day for row in found for day in _read_stored(Evidence, row["evidence"]).days]
 
     def unsettled(self) -> list[tuple[str, str]]:
         """Models and use cases with unanswered drift results, or incidents without an action."""
@@ -458,6 +467,8 @@ def result_id_of(model: str, use_case: str, evidence: Evidence) -> str:
     content["verdict"] = content.pop("result")
     if evidence.can_be_mapped:
         del content["can_be_mapped"]
+    if not evidence.days:
+        del content["days"]
     return content_key("verdict", model, use_case, content)
 
 

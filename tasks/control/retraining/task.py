@@ -12,7 +12,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.drift import DriftReport
+from tasks.contracts.drift import DayErrors, DriftReport
 from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionState
 from tasks.control.config import RetrainingPolicy
@@ -89,6 +89,18 @@ def find_newest_drift_result(model: str, use_case: str) -> StoredResult | None:
         TransientError: the database does not answer. Retried.
     """
     return _ledger().newest_result(model, use_case)
+
+
+@task(name="find-scored-days", task_run_name="scored-days-{version.name}", **_POLICY)
+def find_scored_days(version: ModelVersionRef, use_case: str) -> tuple[DayErrors, ...]:
+    """Days that earlier drift checks saw a version score, for the sequential test of all days.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        TransientError: the database does not answer. Retried.
+    """
+    return tuple(_ledger().scored_days(version.name, use_case, version.version))
 
 
 @task(name="answer-drift-result", task_run_name="answer-{result.model}", **_POLICY)

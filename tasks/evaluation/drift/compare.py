@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt
 
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
-from tasks.contracts.drift import DriftReport, FeatureDrift
+from tasks.contracts.drift import DayErrors, DriftReport, FeatureDrift
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.config import DriftConfig
 from tasks.evaluation.drift.faults import (
@@ -25,6 +25,7 @@ from tasks.evaluation.drift.faults import (
     largest_day_step,
 )
 from tasks.evaluation.drift.result import decide, explain, performance_change
+from tasks.evaluation.drift.slow import describe, find_slow_change, join_days, score_days
 from tasks.evaluation.drift.statistics import (
     BlockDraws,
     Change,
@@ -66,6 +67,7 @@ def compare_windows(
     config: DriftConfig,
     store: ArtifactStore,
     with_unit: Collection[str] = (),
+    earlier: Sequence[DayErrors] = (),
     seen: SeenFeatures | None = None,
 ) -> DriftReport:
     """Compare features, predictions and performance of a current window with the reference.
@@ -81,6 +83,7 @@ def compare_windows(
         config: limits.
         store: holds the snapshots and scores.
         with_unit: numeric columns that are declared to have a unit.
+        earlier: days that earlier checks saw the same model score.
         seen: what the features of these two windows showed, where that is known already.
 
     Raises:
@@ -96,7 +99,9 @@ def compare_windows(
     features, faults = seen.features, seen.faults
     prediction = _prediction(columns, scored_reference, scored_current, config, store)
     performance = performance_change(scored_reference, scored_current)
-    result = decide(features, prediction, performance, faults, config)
+    then, days = (score_days(s, columns, store) for s in (scored_reference, scored_current))
+    slow = find_slow_change(then, join_days(earlier, days), config)
+    result = decide(features, prediction, performance, faults, config, slow)
     logger.info("drift of %s: %s", current_window, result)
     return DriftReport(
         reference=reference_window,
@@ -110,6 +115,8 @@ def compare_windows(
         **(performance.fields() if performance else {"auc_change": None}),
         performance_reference=scored_reference.window,
         effect_threshold=config.min_effect,
+        days=days,
+        slow_change=slow,
         result=result,
         evidence=(
             *explain(
@@ -120,6 +127,7 @@ def compare_windows(
                 (scored_reference, scored_current),
                 config,
             ),
+            *([describe(slow)] if slow else []),
             *(f"Look at {remark}." for remark in seen.remarks),
         ),
         compared=(

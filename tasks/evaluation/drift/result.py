@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.contracts.drift import DriftResult, FeatureDrift
+from tasks.contracts.drift import DriftResult, FeatureDrift, SlowChange
 from tasks.contracts.evaluation import Metric, MetricSet, Quality, RegressionMetrics, ScoredWindow
 from tasks.evaluation.config import DriftConfig
 
@@ -118,6 +118,7 @@ def decide(
     performance: PerformanceChange | None,
     faults: Sequence[str],
     config: DriftConfig,
+    slow: SlowChange | None = None,
 ) -> DriftResult:
     """What to do, first rule that applies.
 
@@ -125,7 +126,7 @@ def decide(
     2. Labels show that the model has gone stale: retrain, with or without drift that can be seen,
        for the relation of the features to the label may have changed alone.
     3. No labels yet, and the predictions drifted: retrain; the promotion gates still judge.
-    4. Something drifted or fell, short of that: watch. Mostly it is the season.
+    4. Something drifted or fell, short of that, or changes slowly: watch. Mostly it is the season.
     """
     if faults:
         return DriftResult.DATA_FAULT
@@ -135,7 +136,8 @@ def decide(
         stale, fell = performance.went_stale(config), performance.fell(config)
     if stale:
         return DriftResult.RETRAIN
-    moved = fell or prediction.drifted or any(feature.drifted for feature in features)
+    crept = slow is not None and slow.began is not None
+    moved = fell or crept or prediction.drifted or any(feature.drifted for feature in features)
     return DriftResult.WATCH if moved else DriftResult.STABLE
 
 

@@ -66,7 +66,7 @@ def replay(seed: int = 7, controller: float = GAINS["controller"], **changes: An
         ],
         "recommended": "controller",
         "sentence": "Run the controller: as good as monthly retraining, with a third of its work.",
-        "scores": Artifact(uri="artifact:replays/3f2a/scores.parquet", sha256="b" * 64, num_bytes=1),
+        "scores": Artifact(uri="artifact:replays/3/scores.parquet", sha256="b" * 64, num_bytes=1),
     }  # fmt: skip
     return ReplayResult.model_validate(values | changes)
 
