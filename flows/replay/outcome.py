@@ -14,6 +14,7 @@ from flows.replay.models import Candidate
 from flows.replay.walk import Reigning, Spending, Walk
 from tasks.contracts.base import Artifact, Contract, TimeWindow
 from tasks.contracts.evaluation import Metric
+from tasks.contracts.hardware import class_of_run, read_classes
 from tasks.contracts.replay import (
     PolicyName,
     PolicyQuality,
@@ -120,7 +121,7 @@ def _quality(
     walk: Walk, part: _Part, own: Drawn, drawn: Mapping[PolicyName, Drawn], best: Drawn
 ) -> PolicyQuality:
     spent = [spending for spending in walk.spent if part.holds(spending.at)]
-    use = sum((spending.use for spending in spent), ResourceUse())
+    use = priced(sum((spending.use for spending in spent), ResourceUse()))
     gain, hours = minus(own, drawn["never"]), use.cpu_s / 3600
     return PolicyQuality(
         window=part.window,
@@ -133,6 +134,17 @@ def _quality(
         use=use,
         gain_per_cpu_hour=None if hours == 0 else scaled(gain, 1 / hours),
     )
+
+
+def priced(use: ResourceUse) -> ResourceUse:
+    """With energy and money by the price list; energy that no meter read is estimated."""
+    prices = class_of_run(read_classes(), on_gpu=use.gpu_s > 0)[1]
+    estimated = use.joules is None or use.estimated
+    joules = use.joules or 0.0
+    if estimated:
+        joules = prices.watts_per_core * use.cpu_s + prices.watts_per_gpu * use.gpu_s
+    money = {"amount": sum(prices.money(use.cpu_s, use.gpu_s, joules)), "currency": prices.currency}
+    return use.model_copy(update={"joules": joules, "estimated": estimated, **money})
 
 
 def minus(one: Drawn, other: Drawn) -> Metric:
@@ -186,7 +198,7 @@ def replayed_models(first: Candidate, walks: Sequence[Walk]) -> tuple[ReplayedMo
             splits=c.model.splits,
             program_sha256=c.model.program.sha256,
             quality=c.evaluation.overall.primary,
-            use=c.use,
+            use=priced(c.use),
         )
         for c in sorted(made.values(), key=lambda c: (c.model.made, c.model.number))
     )
