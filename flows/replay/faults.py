@@ -8,12 +8,13 @@ would run. What the undisturbed history shows at the same moment is no sighting.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 import duckdb
+import pyarrow.parquet as pq
 
 from flows.candidate import with_encoded
 from flows.config import PipelineConfig, Suites, suites_of
@@ -22,6 +23,7 @@ from flows.feature_refresh import bounded_suites
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.data import (
+    DatasetSchema,
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
@@ -32,7 +34,9 @@ from tasks.contracts.data import (
 )
 from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.contracts.replay import FalseAlarms, FaultKind, Sighting
+from tasks.evaluation.config import MonitoringConfig
 from tasks.evaluation.drift.compare import compare_features, open_windows
+from tasks.evaluation.monitoring.alerts import AlertEvent
 from tasks.evaluation.monitoring.monitor import find_alerts
 from tasks.features.injection import Fault, flip_labels, inject
 from tasks.features.injection import parse_faults as parse_faults
@@ -50,7 +54,7 @@ from tasks.validation.suites import Suite
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 FIRST_HOURS = (1, 3, 6, 12, 23)
 """Hours after its start at which a fault is looked for on its first day; then once a day."""
-REFRESH_MINUTE, DRIFT_TIME = 5, timedelta(hours=6, minutes=30)
+REFRESH_DELAY, DRIFT_TIME = timedelta(minutes=5), timedelta(hours=6, minutes=30)
 """As prefect.yaml schedules the refresh and the drift check, UTC."""
 CUT = "cut_tables"
 UNDONE = "Nothing was published"
@@ -221,72 +225,85 @@ class _Looks:
             start.minute or start.second
         )
 
+    @cached_property
+    def monitored(self) -> MonitoringConfig:
+        """The monitoring with the longer part of its baseline that the fault leaves clean."""
+        monitored, end = self.config.monitoring, self.faulty.end or self.config.window.end
+        if (whole := monitored.baseline) is None:
+            return monitored
+        parts = ((whole.start, min(whole.end, self.hour)), (max(whole.start, end), whole.end))
+        start, after = max(parts, key=lambda part: part[1] - part[0])
+        if after <= start:
+            return monitored
+        clean = TimeWindow(start=start, end=after)
+        return monitored.model_copy(update={"baseline": clean})
+
     def _moments(self) -> Iterator[datetime]:
         hours = [*FIRST_HOURS, *(24 * day + 23 for day in range(1, self.days))]
         for number in hours:
             moment = self.hour + number * HOUR
             if moment <= self.config.window.end:
-                yield moment + timedelta(minutes=REFRESH_MINUTE)
+                yield moment + REFRESH_DELAY
 
     def rows(self) -> Sighting | None:
         """Validation of the raw rows of each refresh."""
         suites = suites_of(self.config, self.settings.feature_repo).rows
-        for moment in self._moments():
-            window = self.clock.newest_hours(moment)
-            both = [
-                cut_rows(world.landed.tables, self._times(), window, None, self.settings.store)
-                for world in (self.faulty.world, self.whole)
-            ]
-            if told := self._new_faults(*both, suites, window):
-                return self._sighting(moment, "validation of rows", told)
-        return None
+        times = raw_times(self.config)
+        both = self.faulty.world.landed.tables, self.whole.landed.tables
+        return self._refused("validation of rows", both, times, None, suites)
 
     def features(self) -> Sighting | None:
         """Validation of the feature tables of each refresh: what is new, beside the baseline."""
         tables, whole = self.faulty.world.tables, self.whole.tables
         if tables is None or whole is None:
-            moment = self.hour + HOUR + timedelta(minutes=REFRESH_MINUTE)
+            moment = self.hour + HOUR + REFRESH_DELAY
             return self._sighting(moment, "validation of features", self.faulty.world.refused)
-        suites = self.table_suites
-        times = dict.fromkeys(self.config.view_keys, "event_timestamp")
+        config = self.config.model_copy(update={"monitoring": self.monitored})
+        suites = suites_of(config, self.settings.feature_repo)
+        bounded, both = bounded_suites(suites.tables, config), (tables.tables, whole.tables)
+        times, baseline = view_times(config), self.monitored.baseline
+        return self._refused("validation of features", both, times, baseline, bounded)
+
+    def _refused(
+        self,
+        by: str,
+        both: tuple[Sequence[TableRef], Sequence[TableRef]],
+        times: Mapping[str, str],
+        baseline: TimeWindow | None,
+        suites: Mapping[str, Suite],
+    ) -> Sighting | None:
+        """The first refresh of which suites refuse a table that they let pass undisturbed."""
+        store = self.settings.store
         for moment in self._moments():
             window = self.clock.newest_hours(moment)
-            baseline = self.config.monitoring.baseline
-            both = [
-                cut_rows(world.tables, times, window, baseline, self.settings.store)
-                for world in (tables, whole)
-            ]
-            if told := self._new_faults(*both, suites, window):
-                return self._sighting(moment, "validation of features", told)
+            cut, usual = (cut_rows(each, times, window, baseline, store) for each in both)
+            for one, other in zip(cut, usual, strict=True):
+                if one.artifact.sha256 == other.artifact.sha256:
+                    continue
+                new = _broken(judged(one, cut, suites, window, store))
+                known = _broken(judged(other, usual, suites, window, store)) if new else {}
+                if told := [sentence for what, sentence in new.items() if what not in known]:
+                    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+                    return self._sighting(moment, by, f"{one.name}: {told[0]}{more}")
         return None
-
-    @cached_property
-    def table_suites(self) -> dict[str, Suite]:
-        suites = suites_of(self.config, self.settings.feature_repo)
-        return bounded_suites(suites.tables, self.config)
 
     def monitoring(self) -> Sighting | None:
         """Alerts of the monitoring, day by day, of which the undisturbed history has none."""
-        end = min(self.hour - HOUR + self.days * DAY, self.config.window.end)
-        if end - (self.hour - HOUR) < DAY or self.faulty.world.tables is None:
+        start, keys = self.hour - HOUR, self.config.view_keys
+        end = min(start + self.days * DAY, self.config.window.end)
+        broken, whole = self.faulty.world.tables, self.whole.tables
+        if end - start < DAY or broken is None or whole is None or broken == whole:
             return None
-        window = TimeWindow(start=self.hour - HOUR, end=end)
+        window = TimeWindow(start=start, end=end)
         found, usual = (
-            find_alerts(
-                world.tables,
-                window,
-                self.config.view_keys,
-                self.config.monitoring,
-                self.settings.store,
-            )
-            for world in (self.faulty.world, self.whole)
-            if world.tables is not None
+            find_alerts(tables, window, keys, self.monitored, self.settings.store)
+            for tables in (broken, whole)
         )
         known = {alert.id for alert in usual}
         alert = next((alert for alert in found if alert.id not in known), None)
         if alert is None:
             return None
-        moment = alert.time + timedelta(minutes=REFRESH_MINUTE)
+        moment = alert.time + REFRESH_DELAY
         return self._sighting(moment, "monitoring", alert.sentence)
 
     def drift(self) -> Sighting | None:
@@ -305,56 +322,54 @@ class _Looks:
 
     def _faults(self, world: World, window: TimeWindow) -> list[str]:
         """Faults of the data in a window of a drift check; none where too few days have rows."""
-        if world.dataset is None or self.whole.dataset is None:
+        whole, config = self.whole.dataset, self.config
+        if world.dataset is None or whole is None or not self.columns:
             return []
+        reference, store = config.splits.train, self.settings.store
         try:
-            windows = open_windows(
-                self.whole.dataset,
-                self.config.splits.train,
-                world.dataset,
-                window,
-                self.config.drift,
-                self.settings.store,
-            )
+            windows = open_windows(whole, reference, world.dataset, window, config.drift, store)
         except WindowError:
             return []
-        columns = self.whole.dataset.snapshot.columns
-        units = columns_with_unit(self.config)
-        return compare_features(columns, windows, self.config.drift, units)[1]
+        units = columns_with_unit(config, self.settings.feature_repo)
+        return compare_features(self.columns, windows, config.drift, units)[1]
 
-    def _times(self) -> dict[str, str]:
-        return {t.name: t.time_column for t in self.config.features.raw_tables if t.time_column}
+    @cached_property
+    def columns(self) -> DatasetSchema | None:
+        """The features that the fault changed: no other can show what it did not before."""
+        broken, whole = self.faulty.dataset, self.whole.dataset
+        if broken is None or whole is None:
+            return None
+        one, other = (
+            pq.read_table(self.settings.store.path(each.snapshot.data)) for each in (broken, whole)
+        )
 
-    def _new_faults(
-        self,
-        found: Sequence[TableRef],
-        usual: Sequence[TableRef],
-        suites: dict[str, Suite],
-        window: TimeWindow,
-    ) -> str | None:
-        """What a suite refuses of the one and not of the other, in words."""
-        for one, other in zip(found, usual, strict=True):
-            if one.artifact.sha256 == other.artifact.sha256:
-                continue
-            judge = lambda ref, others: judged(ref, others, suites, window, self.settings.store)  # noqa: E731
-            if new := _broken(judge(one, found)):
-                known = _broken(judge(other, usual))
-                if told := [sentence for what, sentence in new.items() if what not in known]:
-                    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-                    return f"{one.name}: {told[0]}{more}"
-        return None
+        def changed(names: Iterable[str]) -> tuple[str, ...]:
+            return tuple(name for name in names if not one[name].equals(other[name]))
+
+        spec = whole.snapshot.columns
+        found = {"numeric": changed(spec.numeric), "categorical": changed(spec.categorical)}
+        return spec.model_copy(update=found) if any(found.values()) else None
 
     def _sighting(self, moment: datetime, by: str, told: str | None) -> Sighting:
         words = re.split(r"[^a-z0-9_]+|__", (told or "").lower())
+        at = datetime.fromtimestamp(moment.timestamp(), UTC)
         names = bool(self.faulty.named & set(words))
-        return Sighting.model_validate(
-            {"at": moment, "by": by, "sentence": told, "names_cause": names}
-        )
+        return Sighting.model_validate({"at": at, "by": by, "sentence": told, "names_cause": names})
 
 
 def virtual_clock(config: PipelineConfig) -> ClockConfig:
     """The clock of a replay: a moment of the history is itself."""
     return config.clock.model_copy(update={"replay_year": None})
+
+
+def raw_times(config: PipelineConfig) -> dict[str, str]:
+    """Column of the moments, of raw tables with history."""
+    return {t.name: t.time_column for t in config.features.raw_tables if t.time_column}
+
+
+def view_times(config: PipelineConfig) -> dict[str, str]:
+    """The same of feature tables."""
+    return dict.fromkeys(config.view_keys, "event_timestamp")
 
 
 def _column(fault: str) -> str:
@@ -364,7 +379,7 @@ def _column(fault: str) -> str:
 def judged(
     table: TableRef,
     others: Iterable[TableRef],
-    suites: dict[str, Suite],
+    suites: Mapping[str, Suite],
     window: TimeWindow,
     store: ArtifactStore,
 ) -> SuiteOutcome:
@@ -388,12 +403,12 @@ def _broken(outcome: SuiteOutcome) -> dict[str, str]:
 
 def cut_rows(
     tables: Sequence[TableRef],
-    times: dict[str, str],
+    times: Mapping[str, str],
     window: TimeWindow,
     baseline: TimeWindow | None,
     store: ArtifactStore,
 ) -> tuple[TableRef, ...]:
-    """The tables as one refresh of a window has them, with the rows of a baseline; kept in the store.
+    """The tables as one refresh of a window has them, with rows of a baseline; kept in the store.
 
     Args:
         tables: of the whole history.
@@ -440,59 +455,56 @@ def false_alarms(
     config: PipelineConfig,
     settings: Settings,
     window: TimeWindow,
-    reports: Sequence[tuple[datetime, DriftReport]] = (),
-    told: Callable[[str], None] = lambda text: None,
+    reports: Mapping[datetime, DriftReport],
 ) -> FalseAlarms:
     """What the checks of the daily system say of the undisturbed history.
 
-    Rows are judged in windows of a refresh, one after the other, so that each row is judged once;
-    feature tables in the same windows by the rules that ask for the window, and by those on single
-    rows once over all. Alerts and drift are those of every day.
+    Rows and feature tables are judged in windows as long as those of a refresh, one after the
+    other, so that each row is judged once; alerts are those of every day.
 
     Args:
         config: the use case.
         settings: where the state is.
         window: days to judge.
-        reports: day and result of each drift check in it.
-        told: called with the progress.
+        reports: result of each drift check in them, by its moment.
     """
-    world, store = undisturbed_world(config, settings), settings.store
-    assert world.tables is not None
-    suites = suites_of(config, settings.feature_repo)
-    refused: dict[datetime, str] = {}
-    span = timedelta(hours=config.clock.refresh_hours)
-    raw = {t.name: t.time_column for t in config.features.raw_tables if t.time_column}
-    views = dict.fromkeys(config.view_keys, "event_timestamp")
-    tables = bounded_suites(suites.tables, config)
-    start = window.start
-    while start + span <= window.end:
-        part = TimeWindow(start=start, end=start + span)
-        start += span
-        rows = cut_rows(world.landed.tables, raw, part, None, store)
-        features = cut_rows(world.tables.tables, views, part, config.monitoring.baseline, store)
-        for refs, judges in ((rows, suites.rows), (features, tables)):
-            for ref in refs:
-                if ref.name not in (raw if refs is rows else views):
-                    continue
-                if faults := judged(ref, refs, judges, part, store).faults:
-                    refused.setdefault(part.start, f"{ref.name}: {faults[0]}")
-        told(f"undisturbed history judged up to {part.end:%Y-%m-%d}")
-    alerts = find_alerts(world.tables, window, config.view_keys, config.monitoring, store)
+    world = undisturbed_world(config, settings)
+    refused = dict(_refusals(world, config, settings, window))
+    alerts: tuple[AlertEvent, ...] = ()
+    if world.tables is not None:
+        keys, monitored = config.view_keys, config.monitoring
+        alerts = find_alerts(world.tables, window, keys, monitored, settings.store)
     kinds = {(alert.view, alert.kind): alert.sentence for alert in reversed(alerts)}
-    faults = [report for _, report in reports if report.result is DriftResult.DATA_FAULT]
+    faults = [r for r in reports.values() if r.result is DriftResult.DATA_FAULT]
     return FalseAlarms(
-        num_days=max(1, window_days(window)),
-        refused=len(refused) * max(1, config.clock.refresh_hours // 24),
+        num_days=max(1, (window.end - window.start) // DAY),
+        refused=sum((part.end - part.start) // DAY for part in refused),
         alerts=len({alert.time.date() for alert in alerts}),
         data_faults=len(faults),
         sentences=(
-            *list(refused.values())[:5],
+            *dict.fromkeys(refused.values()),
             *kinds.values(),
             *(report.evidence[0] for report in faults[:1]),
         ),
     )
 
 
-def window_days(window: TimeWindow) -> int:
-    """Whole days of a window."""
-    return (window.end - window.start) // DAY
+def _refusals(
+    world: World, config: PipelineConfig, settings: Settings, window: TimeWindow
+) -> Iterator[tuple[TimeWindow, str]]:
+    """Windows of which a suite refuses a table with history, and what it refuses first."""
+    store, suites = settings.store, suites_of(config, settings.feature_repo)
+    span = timedelta(hours=max(24, config.clock.refresh_hours))
+    tables = world.tables.tables if world.tables else ()
+    bounded, baseline = bounded_suites(suites.tables, config), config.monitoring.baseline
+    for number in range((window.end - window.start) // span):
+        start = window.start + number * span
+        part = TimeWindow(start=start, end=start + span)
+        for refs, times, base, judges in (
+            (world.landed.tables, raw_times(config), None, suites.rows),
+            (tables, view_times(config), baseline, bounded),
+        ):
+            cut = cut_rows(refs, times, part, base, store)
+            for ref in cut:
+                if ref.name in times and (told := judged(ref, cut, judges, part, store).faults):
+                    yield part, f"{ref.name}: {told[0]}"

@@ -20,11 +20,13 @@ from tasks.contracts.data import (
 )
 from tasks.evaluation.config import MonitoringConfig
 from tasks.evaluation.monitoring.alerts import (
+    MIN_ENTITY_SHARE,
     AlertEvent,
     WindowDrift,
     append_alerts,
     day_alerts,
     drift_alerts,
+    entity_alerts,
     grouped,
     measure_drift,
     null_alerts,
@@ -161,6 +163,8 @@ def _measure(
     if (usual["num_rows"] > 0).sum() >= 2 * length:
         seen.drift.extend(_drift(table, window, baseline, length, daily=daily))
         seen.alerts.extend(day_alerts(table.name, usual, days))
+        ages = (table.entity_ages(each, baseline, MIN_ENTITY_SHARE) for each in (baseline, window))
+        seen.alerts.extend(entity_alerts(table.name, *ages))
         seen.alerts.extend(null_alerts(table.name, table.feature_days(baseline), features))
         seen.alerts.extend(drift_alerts(table.name, window.start, seen.drift, length))
     return seen
