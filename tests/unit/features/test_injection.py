@@ -64,7 +64,7 @@ def broken(text: str, whole: LandedRows, store: ArtifactStore) -> tuple[FaultyRo
 def faults(draw: st.DrawFn) -> Fault:
     kind = draw(st.sampled_from(TABLE_KINDS))
     start = after(draw(st.integers(24, 600)) + draw(st.sampled_from([0, 0.5])))
-    length = draw(st.none() | st.integers(3, 200).map(lambda hours: timedelta(hours=hours)))
+    length = draw(st.none() | st.integers(24, 200).map(lambda hours: timedelta(hours=hours)))
     amount = {"scale": 1.609, "timezone": draw(st.sampled_from([-5.0, 1.5, None]))}.get(kind)
     target = "readings.temp" if kind == "scale" else None
     end = start + length if length else None
