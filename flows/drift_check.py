@@ -7,6 +7,7 @@ too.
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from prefect import flow
 from prefect.logging import get_run_logger
@@ -145,13 +146,17 @@ def _compared(
     return report
 
 
-def columns_with_unit(config: PipelineConfig) -> tuple[str, ...]:
+def columns_with_unit(config: PipelineConfig, repo: Path | None = None) -> tuple[str, ...]:
     """Columns of a training set for which a suite declares a unit, as the training set calls them.
+
+    Args:
+        config: The use case.
+        repo: Its feature repository; None: that of the environment.
 
     Raises:
         ConfigurationError: a suite is missing or wrong.
     """
-    suites = suites_of(config, Settings.from_environment().feature_repo)
+    suites = suites_of(config, repo or Settings.from_environment().feature_repo)
     prefixed = {f"{view}__": suite for view, suite in suites.tables.items()}
     return tuple(
         f"{prefix}{name}"

@@ -40,6 +40,8 @@ VOLUME_FACTOR = 1.5
 """Rows of a day, times or through the baseline's extremes."""
 SPARE_AGE_H = 3.0
 """Hours that the newest row may be older than in the baseline."""
+MIN_ENTITY_SHARE = 0.05
+"""Of a view's rows in the baseline: an entity with fewer may fall silent."""
 MOST_GROUPS = 20
 MOST_NAMED = 3
 Kind = Literal["freshness", "null_rate", "drift", "volume"]
@@ -114,7 +116,9 @@ class AlertEvent(BaseModel):
     time: datetime = Field(description="End of the window it speaks of, UTC.")
     kind: Kind
     view: str
-    feature: str | None = Field(description="None where the view as a whole is meant.")
+    feature: str | None = Field(
+        description="Or the entity that is meant; None: the view as a whole."
+    )
     window: TimeWindow
     severity: Literal["warning", "critical"]
     value: float | None = Field(description="What was seen; None where there is nothing to see.")
@@ -172,6 +176,33 @@ def day_alerts(view: str, usual: pd.DataFrame, days: pd.DataFrame) -> Iterator[A
             f"most {oldest:.0f} h",
             critical=True,
         )  # fmt: skip
+
+
+def entity_alerts(view: str, usual: pd.DataFrame, ages: pd.DataFrame) -> Iterator[AlertEvent]:
+    """First days at whose end one entity's newest row is older than in the baseline.
+
+    An entity that may rest for a day is not judged; where all are as old, the view itself is.
+
+    Args:
+        view: its name.
+        usual: `ViewTable.entity_ages` of the baseline.
+        ages: those of the days in question.
+    """
+    oldest = usual.groupby("entity")["age_hours"].max()
+    oldest = oldest[oldest <= DAY.total_seconds() / 3600]
+    ages = ages.assign(usual=ages["entity"].map(oldest))
+    ages["odd"] = ages["age_hours"] > ages["usual"] + SPARE_AGE_H
+    everywhere = ages.groupby("start")["odd"].transform("all")
+    for entity, days in ages.groupby("entity"):
+        for day in _beginnings(days, days["odd"] & ~everywhere[days.index]):
+            yield alert(
+                "freshness", view, str(entity), _day(day.start), day.age_hours,
+                day.usual + SPARE_AGE_H,
+                f"{view} of {entity} is {day.age_hours:.0f} h old at "
+                f"{day.start + DAY:%Y-%m-%d %H:%MZ} and others are not; in the baseline it was at "
+                f"most {day.usual:.0f} h",
+                critical=True,
+            )  # fmt: skip
 
 
 def _beginnings(days: pd.DataFrame, odd: pd.Series) -> Iterator[Any]:

@@ -20,11 +20,13 @@ from tasks.contracts.data import (
 )
 from tasks.evaluation.config import MonitoringConfig
 from tasks.evaluation.monitoring.alerts import (
+    MIN_ENTITY_SHARE,
     AlertEvent,
     WindowDrift,
     append_alerts,
     day_alerts,
     drift_alerts,
+    entity_alerts,
     grouped,
     measure_drift,
     null_alerts,
@@ -94,13 +96,7 @@ def monitor_tables(
         return kept.monitoring.model_copy(update={"num_new_alerts": 0})
 
     def build(folder: StagedFolder) -> KeptMonitoring:
-        folders = {t.name: store.path(t.artifact, verify=False) for t in tables.tables}
-        with duckdb.connect() as con:
-            con.execute(SETTINGS)
-            seen = [
-                _measure(ViewTable(con, name, folders[name], names), window, config)
-                for name, names in keys.items()
-            ]
+        seen = _measured(tables, window, view_keys, config, store)
         for name, frames in (
             (VIEW_DAYS, [s.days.assign(view=s.table.name) for s in seen]),
             (FEATURE_DAYS, [s.feature_days.assign(view=s.table.name) for s in seen]),
@@ -116,7 +112,47 @@ def monitor_tables(
     return store.build_once("monitoring", key, KeptMonitoring, build).monitoring
 
 
-def _measure(table: ViewTable, window: TimeWindow, config: MonitoringConfig) -> _Seen:
+def find_alerts(
+    tables: FeatureTables,
+    window: TimeWindow,
+    view_keys: Mapping[str, Sequence[str]],
+    config: MonitoringConfig,
+    store: ArtifactStore,
+) -> tuple[AlertEvent, ...]:
+    """What monitoring each day of a stretch would raise, in order of time; nothing is kept.
+
+    Args:
+        tables: any version.
+        window: whole days of it; drift is looked for on each, however many they are.
+        view_keys: feature view with history to its entity keys.
+        config: the baseline.
+        store: holds the tables.
+    """
+    seen = _measured(tables, window, view_keys, config, store, daily=True)
+    return tuple(sorted((a for s in seen for a in s.alerts), key=lambda a: (a.time, a.id)))
+
+
+def _measured(
+    tables: FeatureTables,
+    window: TimeWindow,
+    view_keys: Mapping[str, Sequence[str]],
+    config: MonitoringConfig,
+    store: ArtifactStore,
+    *,
+    daily: bool = False,
+) -> list[_Seen]:
+    folders = {t.name: store.path(t.artifact, verify=False) for t in tables.tables}
+    with duckdb.connect() as con:
+        con.execute(SETTINGS)
+        return [
+            _measure(ViewTable(con, name, folders[name], names), window, config, daily=daily)
+            for name, names in view_keys.items()
+        ]
+
+
+def _measure(
+    table: ViewTable, window: TimeWindow, config: MonitoringConfig, *, daily: bool
+) -> _Seen:
     days, features = table.days(window), table.feature_days(window)
     seen = _Seen(table, days, features, [], [])
     baseline, length = config.baseline, config.window_days
@@ -125,15 +161,17 @@ def _measure(table: ViewTable, window: TimeWindow, config: MonitoringConfig) -> 
     usual = table.days(baseline)
     usual = usual[np.isfinite(usual["age_hours"])]  # days before the first row are of no baseline
     if (usual["num_rows"] > 0).sum() >= 2 * length:
-        seen.drift.extend(_drift(table, window, baseline, length))
+        seen.drift.extend(_drift(table, window, baseline, length, daily=daily))
         seen.alerts.extend(day_alerts(table.name, usual, days))
+        ages = (table.entity_ages(each, baseline, MIN_ENTITY_SHARE) for each in (baseline, window))
+        seen.alerts.extend(entity_alerts(table.name, *ages))
         seen.alerts.extend(null_alerts(table.name, table.feature_days(baseline), features))
         seen.alerts.extend(drift_alerts(table.name, window.start, seen.drift, length))
     return seen
 
 
 def _drift(
-    table: ViewTable, window: TimeWindow, baseline: TimeWindow, length: int
+    table: ViewTable, window: TimeWindow, baseline: TimeWindow, length: int, *, daily: bool
 ) -> list[WindowDrift]:
     """Drift of windows that end with the window, each a step before the next.
 
@@ -141,7 +179,7 @@ def _drift(
     is measured too, so that what goes on can be told from what begins.
     """
     num_days = (window.end - window.start) // DAY
-    step = length if num_days > length else 1
+    step = length if num_days > length and not daily else 1
     read = TimeWindow(start=window.start - (length + step) * DAY, end=window.end)
     first = math.ceil((baseline.start - window.start) / DAY)
     after = math.floor((baseline.end - window.start) / DAY)

@@ -100,6 +100,32 @@ class ViewTable:
         days["num_rows"] = days["num_rows"].fillna(0).astype(int)
         return days[["num_rows", "age_hours", "lag_minutes"]].reset_index()
 
+    def entity_ages(
+        self, window: TimeWindow, baseline: TimeWindow, least_share: float
+    ) -> pd.DataFrame:
+        """Age of each large entity's newest row at the end of every whole day of the window.
+
+        Returns:
+            Columns `start` of the day, `entity` and `age_hours`, of entities that have so large a
+            share of the baseline's rows; NaN where there is no row yet.
+        """
+        keys = ", ".join(map(_q, self._keys))
+        same = " AND ".join(f"ends.{_q(key)} = rows.{_q(key)}" for key in self._keys)
+        named = ", ".join(f"ends.{_q(key)}" for key in self._keys)
+        return self._ask(
+            f"WITH usual AS (SELECT {keys}, count(*) AS falaj_rows FROM feature_rows "
+            f"WHERE {EVENT_TIME} >= $first AND {EVENT_TIME} < $after GROUP BY ALL), "
+            f"ends AS (SELECT {keys}, unnest(generate_series($start, $last, INTERVAL 24 HOURS)) "
+            "AS start, start + INTERVAL 24 HOURS AS ended FROM usual "
+            "WHERE falaj_rows >= $share * (SELECT sum(falaj_rows) FROM usual)) "
+            f"SELECT ends.start, concat_ws(' ', {named}) AS entity, "
+            f"epoch(ends.ended - rows.{EVENT_TIME}) / 3600 AS age_hours FROM ends "
+            f"ASOF LEFT JOIN feature_rows AS rows ON {same} AND ends.ended > rows.{EVENT_TIME} "
+            "ORDER BY entity, ends.start",
+            window,
+            first=baseline.start, after=baseline.end, last=window.end - DAY, share=least_share,
+        )  # fmt: skip
+
     def feature_days(self, window: TimeWindow) -> pd.DataFrame:
         """Statistics of every feature on every day with rows, in one pass over the table.
 
