@@ -30,13 +30,11 @@ from tasks.contracts.data import (
     ValidatedRows,
     ValidationResult,
 )
-from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.contracts.replay import FalseAlarms, Sighting
 from tasks.evaluation.config import MonitoringConfig
 from tasks.evaluation.drift.compare import compare_features, open_windows
 from tasks.evaluation.monitoring.monitor import find_alerts
 from tasks.features.injection import Fault, flip_labels, inject
-from tasks.features.injection import parse_faults as parse_faults
 from tasks.features.offline.duck import duckdb_session, inside, parquet, sql_text
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, build_feature_tables
@@ -48,7 +46,7 @@ from tasks.validation.outcome import SuiteOutcome
 from tasks.validation.runner import validate_snapshot, validate_table
 from tasks.validation.suites import Suite
 
-HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+HOUR, DAY, WEEK = timedelta(hours=1), timedelta(days=1), timedelta(days=7)
 FIRST_HOURS = (1, 3, 6, 12, 23)
 """Hours after its start at which a fault is looked for on its first day; then once a day."""
 REFRESH_DELAY, DRIFT_TIME = timedelta(minutes=5), timedelta(hours=6, minutes=30)
@@ -162,6 +160,8 @@ def sightings(
 ) -> tuple[Sighting, ...]:
     """The first time that each part of the system notices a fault, in order of time.
 
+    Rows that their validation refuses at once never become features, so nothing later is asked.
+
     Args:
         faulty: the broken history.
         config: the use case; its splits' training window is the reference of the drift check.
@@ -169,7 +169,10 @@ def sightings(
         days: how long after its start a fault is looked for.
     """
     looks = _Looks(faulty, undisturbed_world(config, settings), config, settings, days)
-    found = (looks.rows(), looks.features(), looks.monitoring(), looks.drift())
+    refused = looks.rows()
+    if refused is not None and refused.at - faulty.start <= DAY:
+        return (refused,)
+    found = (refused, looks.features(), looks.monitoring(), looks.drift())
     return tuple(sorted(filter(None, found), key=lambda sighting: sighting.at))
 
 
@@ -285,7 +288,7 @@ class _Looks:
         except WindowError:
             return []
         units = columns_with_unit(config, repo)
-        return compare_features(self.columns, windows, config.drift, units)[1]
+        return list(compare_features(self.columns, windows, config.drift, units).faults)
 
     @cached_property
     def columns(self) -> DatasetSchema | None:
@@ -380,21 +383,18 @@ def cut_rows(
 
 
 def false_alarms(
-    config: PipelineConfig,
-    settings: Settings,
-    window: TimeWindow,
-    reports: Mapping[datetime, DriftReport],
+    config: PipelineConfig, settings: Settings, window: TimeWindow, faults: Sequence[str]
 ) -> FalseAlarms:
     """What the checks of the daily system say of the undisturbed history.
 
-    Rows and feature tables are judged in windows as long as those of a refresh, one after the
-    other, so that each row is judged once; alerts are those of every day.
+    Raw rows are judged a week at a time, so that each is judged once; alerts are those of every
+    day.
 
     Args:
         config: the use case.
         settings: where the state is.
         window: days to judge.
-        reports: result of each drift check in them, by its moment.
+        faults: what the drift checks took for a fault of the data, a sentence a day.
 
     Raises:
         DataContractError: the history itself cannot be built.
@@ -402,34 +402,27 @@ def false_alarms(
     world, store, keys = undisturbed_world(config, settings), settings.store, config.view_keys
     if world.tables is None:
         raise DataContractError(str(world.refused))
-    refused = dict(_refusals(world, config, settings, window))
+    refused = list(_refusals(world, config, settings, window))
     alerts = find_alerts(world.tables, window, keys, config.monitoring, store)
     kinds = {(alert.view, alert.kind): alert.sentence for alert in reversed(alerts)}
-    faults = [r for r in reports.values() if r.result is DriftResult.DATA_FAULT]
-    first = [report.evidence[0] for report in faults[:1]]
     return FalseAlarms(
         num_days=max(1, (window.end - window.start) // DAY),
-        refused=sum((part.end - part.start) // DAY for part in refused),
+        refused=len(refused),
         alerts=len({alert.time.date() for alert in alerts}),
         data_faults=len(faults),
-        sentences=(*dict.fromkeys(refused.values()), *kinds.values(), *first),
+        sentences=(*dict.fromkeys(refused), *kinds.values(), *faults[:1]),
     )
 
 
 def _refusals(
     world: World, config: PipelineConfig, settings: Settings, window: TimeWindow
-) -> Iterator[tuple[TimeWindow, str]]:
-    """Windows of which a suite refuses a table with history, and what it refuses first."""
-    store, suites = settings.store, suites_of(config, settings.feature_repo)
-    span = timedelta(hours=max(24, config.clock.refresh_hours))
-    views = world.tables.tables if world.tables else ()
-    bounded, baseline = bounded_suites(suites.tables, config), config.monitoring.baseline
-    raw = world.landed.tables, _raw_times(config), None, suites.rows
-    for number in range((window.end - window.start) // span):
-        start = window.start + number * span
-        part = TimeWindow(start=start, end=start + span)
-        for refs, times, base, judges in (raw, (views, _view_times(config), baseline, bounded)):
-            cut = cut_rows(refs, times, part, base, store)
-            for ref in cut:
-                if ref.name in times and (told := _judged(ref, cut, judges, part, store)):
-                    yield part, f"{ref.name}: {next(iter(told.values()))}"
+) -> Iterator[str]:
+    """What a suite refuses first in each week of a raw table with history."""
+    store, suites = settings.store, suites_of(config, settings.feature_repo).rows
+    for number in range((window.end - window.start) // WEEK):
+        start = window.start + number * WEEK
+        part, times = TimeWindow(start=start, end=start + WEEK), _raw_times(config)
+        cut = cut_rows(world.landed.tables, times, part, None, store)
+        for ref in cut:
+            if ref.name in times and (told := _judged(ref, cut, suites, part, store)):
+                yield f"{ref.name}: {next(iter(told.values()))}"

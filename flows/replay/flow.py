@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from prefect import flow, task
 
@@ -11,9 +12,11 @@ from flows.candidate import validated_rows
 from flows.config import PipelineConfig
 from flows.drift_check import columns_with_unit
 from flows.replay.config import ReplayConfig
+from flows.replay.faults import false_alarms, faulty_world, sightings
 from flows.replay.history import History, opened, parts
 from flows.replay.models import Candidate, retrain
 from flows.replay.outcome import (
+    answered,
     keep_scores,
     oracle,
     policy_result,
@@ -27,12 +30,22 @@ from flows.replay.walk import Walk, walk
 from flows.stages import FOUND
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME
-from tasks.contracts.replay import FalseAlarms, PermutedYears, PolicyName, Proposal, ReplayResult
+from tasks.contracts.replay import (
+    FaultResult,
+    PermutedYears,
+    PolicyName,
+    Proposal,
+    ReplayedAct,
+    ReplayResult,
+)
+from tasks.features.injection import Fault, parse_faults
 from tasks.kernel.retry_policy import uncached
 from tasks.reporting.task import publish_replay
 
 TIMEOUT_S = 86_400
 DAYS_OF_A_YEAR = 365.25
+ANSWERED_WITHIN = timedelta(days=28)
+"""After the start of a fault: so long is it in the window of the drift check."""
 POLICIES_OF_DRIFT: tuple[PolicyName, ...] = ("controller", "on-drift-alarm")
 
 
@@ -46,6 +59,8 @@ def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
         config: The use case, whose whole window was refreshed.
         replay: Policies, parts of the history, faults.
     """
+    zone = config.clock.time_zone
+    faults = parse_faults(replay.faults, config.window, zone) if replay.faults else ()
     dataset = validated_rows(config)
     history = opened(config, dataset, columns_with_unit(config))
     tuned_on, held_out = parts(history, replay)
@@ -57,7 +72,11 @@ def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
         if policy != "oracle"
     }
     result = compare_policies(history, replay, first, walks, days)
-    found: dict[str, object] = {}
+    found: dict[str, object] = {
+        "faults": tuple(
+            inject_fault(history, fault, first, walks["controller"]) for fault in faults
+        )
+    }
     if replay.permuted:
         found["permuted"] = walk_permuted(history, replay, days)
     if replay.tune:
@@ -124,11 +143,39 @@ def compare_policies(
         seed=replay.seed,
         policies=tuple(policy_result(history, walks[p], tuned[p], judged[p]) for p in walks),
         models=replayed_models(first, list(walks.values())),
-        false_alarms=_false_alarms(walks["controller"], len(days)),
+        false_alarms=false_alarms(
+            history.config, history.settings, whole, walks["controller"].faults()
+        ),
         recommended=chosen,
         sentence=sentence,
         scores=keep_scores(history, walks, whole),
     )
+
+
+@task(name="inject-fault", task_run_name="inject-{fault}", **uncached(TIMEOUT_S))
+def inject_fault(history: History, fault: Fault, first: Candidate, controller: Walk) -> FaultResult:
+    """Break the history, see who notices when, and what the controller does about it.
+
+    Rows that their validation refuses never become features, so then nothing else can happen.
+    Safe to retry: what was built and checked is kept by its content.
+    """
+    config, settings = history.config, history.settings
+    world = faulty_world(fault, config, settings)
+    seen = sightings(world, config, settings)
+    acts: list[ReplayedAct] = []
+    if world.dataset is not None and not any(s.by == "validation of rows" for s in seen):
+        broken = replace(history, dataset=world.dataset, in_memory={})
+        days = history.days(fault.start, fault.start + ANSWERED_WITHIN)
+        begun = controller.candidate_at(fault.start, first)
+        usual = {act.action for act in walk(history, "controller", days, begun).acts}
+        acts = [a for a in walk(broken, "controller", days, begun).acts if a.action not in usual]
+    found: dict[str, object] = {
+        "fault": str(fault),
+        "kind": fault.kind,
+        "described": world.described,
+    }
+    found |= {"start": fault.start, "end": fault.end, "size": world.size, "sightings": seen}
+    return FaultResult.model_validate(found | answered(seen, acts, fault.start))
 
 
 @task(name="walk-permuted", **uncached(TIMEOUT_S))
@@ -164,10 +211,3 @@ def propose_bounds(history: History, first: Candidate, own: Walk, replay: Replay
         return walk(changed, "controller", days, first)
 
     return tune(history, own, *parts(history, replay), walked)
-
-
-def _false_alarms(controller: Walk, num_days: int) -> FalseAlarms:
-    faults = [text for text in controller.results.values() if text.startswith("data_fault")]
-    return FalseAlarms(
-        num_days=num_days, refused=0, alerts=0, data_faults=len(faults), sentences=tuple(faults[:1])
-    )

@@ -20,7 +20,9 @@ from tasks.contracts.replay import (
     PolicyQuality,
     PolicyResult,
     Reign,
+    ReplayedAct,
     ReplayedModel,
+    Sighting,
     WeekQuality,
 )
 from tasks.contracts.telemetry import ResourceUse
@@ -30,7 +32,7 @@ from tasks.kernel.settings import StagedFolder, content_key
 
 ORACLE_DAYS = timedelta(days=28)
 """The oracle chooses anew so often: shorter stretches would reward luck."""
-WEEK = timedelta(days=7)
+DAY, WEEK = timedelta(days=1), timedelta(days=7)
 ENOUGH = 0.001
 """AUC or R2 that nobody would pay for."""
 Scores = NDArray[np.float32]
@@ -202,6 +204,23 @@ def replayed_models(first: Candidate, walks: Sequence[Walk]) -> tuple[ReplayedMo
         )
         for c in sorted(made.values(), key=lambda c: (c.model.made, c.model.number))
     )
+
+
+def answered(
+    seen: Sequence[Sighting], acts: Sequence[ReplayedAct], start: datetime
+) -> dict[str, str]:
+    """Answer and verdict on a fault, from what noticed it and what was done because of it."""
+    done = {act.action for act in acts}
+    refused = any(s.by in ("validation of rows", "validation of features") for s in seen)
+    noticed = min((s.at for s in seen), default=None)
+    answer = "rows refused" if refused else "alert" if seen else "nothing"
+    answer = next((a for a in ("roll_back", "recalibrate", "retrain") if a in done), answer)
+    verdict = "missed" if noticed is None else "right"
+    if noticed is not None and noticed - start > DAY:
+        verdict = "late"
+    if "retrain" in done:
+        answer, verdict = "retrain", "wrong"
+    return {"answer": answer.replace("_", " "), "verdict": verdict}
 
 
 class _Kept(Contract):

@@ -18,7 +18,7 @@ from pydantic import Field
 from flows.replay.history import History, ReplayModel, code_of
 from flows.replay.models import Candidate, measured, recalibrate, retrain
 from tasks.contracts.base import Contract, TimeWindow
-from tasks.contracts.drift import DayErrors, DriftReport
+from tasks.contracts.drift import DayErrors, DriftReport, DriftResult
 from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionState
 from tasks.contracts.replay import PolicyName, ReplayedAct
@@ -81,9 +81,16 @@ class Walk(Contract):
         default={}, description="Day to the result of its drift check, and its first sentence."
     )
 
-    def champion_at(self, moment: datetime) -> ReplayModel:
-        """Who serves at a moment."""
-        return [reign.model for reign in self.reigns if reign.since <= moment][-1]
+    def faults(self) -> list[str]:
+        """What the drift check took for a fault of the data, a sentence a day."""
+        mark = f"{DriftResult.DATA_FAULT.value}: "
+        return [r.removeprefix(mark) for r in self.results.values() if r.startswith(mark)]
+
+    def candidate_at(self, moment: datetime, first: Candidate) -> Candidate:
+        """Who serves at a moment, with all that was known when it was made."""
+        served = [reign.model for reign in self.reigns if reign.since <= moment]
+        known = {candidate.model: candidate for candidate in self.made}
+        return known.get(served[-1], first) if served else first
 
 
 @dataclass

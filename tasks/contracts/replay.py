@@ -129,7 +129,7 @@ class FalseAlarms(Contract):
     """What the undisturbed history raised, where nothing is broken."""
 
     num_days: PositiveInt
-    refused: NonNegativeInt = Field(description="Days whose rows were refused.")
+    refused: NonNegativeInt = Field(description="Weeks of a raw table that were refused.")
     alerts: NonNegativeInt = Field(description="Days with an alert of the monitoring.")
     data_faults: NonNegativeInt = Field(description="Days on which the drift check saw a fault.")
     sentences: tuple[str, ...] = Field(description="The first of each kind.")
