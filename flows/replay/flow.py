@@ -31,6 +31,7 @@ from flows.stages import FOUND
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.replay import (
+    FalseAlarms,
     FaultResult,
     PermutedYears,
     PolicyName,
@@ -71,7 +72,8 @@ def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
         for policy in replay.policies
         if policy != "oracle"
     }
-    result = compare_policies(history, replay, first, walks, days)
+    alarms = count_false_alarms(history, walks["controller"], days)
+    result = compare_policies(history, replay, first, walks, alarms, days)
     found: dict[str, object] = {
         "faults": tuple(
             inject_fault(history, fault, first, walks["controller"]) for fault in faults
@@ -113,12 +115,23 @@ def walk_policy(
     return walk(history, policy, days, first)
 
 
+@task(name="count-false-alarms", **uncached(TIMEOUT_S))
+def count_false_alarms(history: History, controller: Walk, days: list[datetime]) -> FalseAlarms:
+    """What the checks of the daily system raise where nothing is broken.
+
+    Safe to retry: what was judged is kept by its content.
+    """
+    window = TimeWindow(start=days[0], end=history.config.window.end)
+    return false_alarms(history.config, history.settings, window, controller.faults())
+
+
 @task(name="compare-policies", **uncached(TIMEOUT_S))
 def compare_policies(
     history: History,
     replay: ReplayConfig,
     first: Candidate,
     walks: dict[PolicyName, Walk],
+    alarms: FalseAlarms,
     days: list[datetime],
 ) -> ReplayResult:
     """Judge what each policy served, on the days that may choose bounds and on those that judge.
@@ -143,9 +156,7 @@ def compare_policies(
         seed=replay.seed,
         policies=tuple(policy_result(history, walks[p], tuned[p], judged[p]) for p in walks),
         models=replayed_models(first, list(walks.values())),
-        false_alarms=false_alarms(
-            history.config, history.settings, whole, walks["controller"].faults()
-        ),
+        false_alarms=alarms,
         recommended=chosen,
         sentence=sentence,
         scores=keep_scores(history, walks, whole),

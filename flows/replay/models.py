@@ -29,6 +29,7 @@ from tasks.kernel.errors import WindowError
 from tasks.kernel.settings import StagedFolder, content_key
 from tasks.registry.gates import Evidence, judge
 from tasks.registry.model_folder import VersionRecord, manifest_of
+from tasks.training.config import EXECUTION_FIELDS
 from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.models.making import make_model
 
@@ -110,7 +111,8 @@ def _trained(history: History, config: PipelineConfig) -> Trained:
     """
     dataset, store, settings = history.dataset, history.store, history.settings
     key = content_key(
-        dataset.snapshot.data.sha256, config.splits, config.training,
+        dataset.snapshot.data.sha256, config.splits,
+        config.training.model_dump(mode="json", exclude=set(EXECUTION_FIELDS)),
         config.baseline_model,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from flows.replay.history import History, ReplayModel, parts
 from flows.replay.models import Candidate, retrain
 from flows.replay.walk import Service, Walk, walk
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.replay import PolicyName, ReplayResult
+from tasks.contracts.replay import FalseAlarms, PolicyName, ReplayResult
 from tasks.kernel.errors import WindowError
 from tests.support.replay import worlds
 
@@ -45,7 +45,8 @@ def result(history: History, first: Candidate, walks: Mapping[PolicyName, Walk])
     days = history.days(WINDOW.start, WINDOW.end)
     asked = ReplayConfig(start=WINDOW.start, held_out_from=worlds.window(150, 151).start)
     compare: Callable[..., ReplayResult] = compare_policies.fn
-    return compare(history, asked, first, dict(walks), days)
+    none = FalseAlarms(num_days=1, refused=0, alerts=0, data_faults=0, sentences=())
+    return compare(history, asked, first, dict(walks), none, days)
 
 
 def test_the_controller_retrains_after_the_change_until_a_model_passes(
