@@ -20,8 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.data import TaskKind
-from tasks.contracts.encoding import EncodedColumn
+from tasks.contracts.data import EncodedColumn, TaskKind
 from tasks.features.declared.aggregates import Aggregate, Duration, parse_aggregate, span, words_of
 from tasks.features.tables.raw_files import ColumnType, FrozenConfig, Identifier, RawTable
 from tasks.kernel.settings import USE_CASE_FILE

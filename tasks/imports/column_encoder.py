@@ -18,7 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tasks.contracts.base import Contract
-from tasks.contracts.encoding import number_names
+from tasks.contracts.data import number_names
 from tasks.kernel.errors import ArtifactError, DataContractError
 from tasks.kernel.extras import require_extras
 from tasks.kernel.progress import report_progress

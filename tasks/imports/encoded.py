@@ -21,8 +21,7 @@ from torch.export import Dim, ExportedProgram
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import BATCH_AXIS
-from tasks.contracts.data import FeatureSnapshot
-from tasks.contracts.encoding import ColumnEncoder, EncodedColumn
+from tasks.contracts.data import ColumnEncoder, EncodedColumn, FeatureSnapshot
 from tasks.imports import column_encoder as folder_of
 from tasks.imports.column_encoder import EncoderSettings, LoadedEncoder, Numbers, image_file
 from tasks.imports.config import EncoderConfig, find_package

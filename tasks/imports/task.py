@@ -3,8 +3,7 @@
 from prefect import task
 
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
-from tasks.contracts.data import FeatureSnapshot
-from tasks.contracts.encoding import EncodedColumn
+from tasks.contracts.data import EncodedColumn, FeatureSnapshot
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings

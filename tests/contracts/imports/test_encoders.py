@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tasks.contracts.encoding import EncodedColumn
+from tasks.contracts.data import EncodedColumn
 from tasks.imports.column_encoder import LoadedEncoder, Numbers
 from tasks.imports.encoded import build_encoder
 from tasks.kernel.settings import ArtifactStore

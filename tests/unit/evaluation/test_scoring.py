@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.contracts.encoding import ColumnEncoder
+from tasks.contracts.data import ColumnEncoder
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore

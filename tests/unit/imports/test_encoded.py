@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tasks.contracts.data import FeatureSnapshot
-from tasks.contracts.encoding import EncodedColumn
+from tasks.contracts.data import EncodedColumn, FeatureSnapshot
 from tasks.imports.column_encoder import PROJECTION_FILE, Images, LoadedEncoder
 from tasks.imports.encoded import build_encoder, encode_snapshot
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
