@@ -25,7 +25,7 @@ from tasks.features.injection import (
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
-from tests.support.data.landed import CONFIG, HISTORY, after, frames, landed
+from tests.support.replay.landed import CONFIG, HISTORY, after, frames, landed
 
 TABLE_KINDS = [kind for kind in KINDS if kind != "labels-flipped"]
 TIMES = {"sales": "sold", "readings": "at"}
