@@ -186,8 +186,10 @@ def parts(history: History, replay: ReplayConfig) -> tuple[TimeWindow, TimeWindo
     length, clock = whole.end - whole.start, config.clock
     days = clock.min_train_days + clock.validation_days + clock.test_days + 2
     first = whole.start + timedelta(days=days, hours=clock.label_hours)
-    start = replay.start or max(first, whole.start + length / 4)
-    middle = replay.held_out_from or max(whole.start + length / 2, start + timedelta(days=28))
+    zone = ZoneInfo(clock.time_zone)
+    start = _moment(replay.start, zone) or max(first, whole.start + length / 4)
+    middle = _moment(replay.held_out_from, zone)
+    middle = middle or max(whole.start + length / 2, start + timedelta(days=28))
     if not first <= start < middle < whole.end:
         raise WindowError(
             f"a replay from {start:%Y-%m-%d} that judges from {middle:%Y-%m-%d} on does not fit "
@@ -195,12 +197,16 @@ def parts(history: History, replay: ReplayConfig) -> tuple[TimeWindow, TimeWindo
             f"{first:%Y-%m-%d} on, when a first model can be trained, and a later day that judges. "
             "Nothing was replayed"
         )
-    zone = ZoneInfo(clock.time_zone)
     bounds = [
         datetime.combine(moment.astimezone(zone).date(), time.min, zone).astimezone(UTC)
         for moment in (start, middle)
     ]
     return (TimeWindow(start=bounds[0], end=bounds[1]), TimeWindow(start=bounds[1], end=whole.end))
+
+
+def _moment(given: datetime | None, zone: ZoneInfo) -> datetime | None:
+    """A moment that was asked for; one without a zone is of the use case's."""
+    return given if given is None or given.tzinfo else given.replace(tzinfo=zone)
 
 
 def _keep_scores(history: History, model: ReplayModel) -> _KeptScores:

@@ -193,7 +193,7 @@ def replay_lines(result: ReplayResult) -> list[str]:
         noticed = hours_after(fault, fault.noticed)
         after = noticed if fault.noticed is None else f"after {noticed}"
         lines.append(f"{fault.fault}: noticed {after}, answer {fault.answer}, {fault.verdict}")
-    return [*lines, result.sentence]
+    return [*lines, *([result.proposal.sentence] if result.proposal else []), result.sentence]
 
 
 def compared(

@@ -144,6 +144,12 @@ def test_parts_that_do_not_fit_are_refused(history: History, start: int, judged:
         parts(history, asked)
 
 
+def test_a_day_without_a_zone_is_of_the_use_case(history: History) -> None:
+    start = worlds.window(100, 101).start
+    given = ReplayConfig(start=start.replace(tzinfo=None))
+    assert parts(history, given)[0].start == start
+
+
 def test_parts_begin_when_a_first_model_can_be_trained(history: History) -> None:
     tuned_on, held_out = parts(history, ReplayConfig())
     assert tuned_on.end == held_out.start
