@@ -12,8 +12,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.replay import Sighting
 from tasks.features.injection import parse_faults
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings
-from tests.support.replay.landed import HISTORY, after, landed
 from tests.support.data.use_cases import small_traffic
+from tests.support.replay.landed import HISTORY, after, landed
 
 UseCase = tuple[PipelineConfig, Settings]
 DAY = timedelta(days=1)
