@@ -1,7 +1,7 @@
 """Results answered once and in order, on a real SQLite database."""
 
 import sqlite3
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.incidents import LOST, Here, answer, note_ends, start_claimed
+from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState, Order, Outcome, RunEnd, StartedAction
 from tasks.kernel.errors import DataContractError, TransientError
 from tasks.metadata import database as database_module
@@ -98,6 +99,24 @@ def test_a_recalibration_that_did_not_help_is_followed_by_a_retraining(
     controller.end_runs()
     assert controller.see(builders.shifted(3)) == [Outcome.SAME_INCIDENT]
     assert len(controller.runs.by_key) == 2
+
+
+def test_a_retraining_that_brought_no_champion_is_followed_by_another_when_newer_rows_are_there(
+    controller: Controller,
+) -> None:
+    now = datetime(2013, 8, 1, tzinfo=UTC)
+    controller.ledger = Ledger(str(controller.ledger.engine.url), lambda: now)
+    assert controller.see(builders.stale(0)) == [Outcome.ACTS]
+    now += timedelta(days=15)
+    assert controller.see(builders.stale(1)) == [Outcome.SAME_INCIDENT]  # it is running
+    controller.end_runs()
+    assert controller.see(builders.stale(2)) == [Outcome.ACTS]
+    controller.end_runs()
+    now += timedelta(days=13)
+    assert controller.see(builders.stale(3)) == [Outcome.SAME_INCIDENT]
+    now += timedelta(days=1)
+    assert controller.see(builders.stale(4)) == [Outcome.ACTS]
+    assert len(controller.runs.by_key) == 3
 
 
 def test_nothing_is_trained_while_a_person_is_asked_about_a_new_version(
