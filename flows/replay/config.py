@@ -16,8 +16,8 @@ class ReplayConfig(Contract):
 
     policies: tuple[PolicyName, ...] = Field(
         default=POLICIES,
-        description="Policies to walk; `never`, `monthly` and `controller` are always among them, "
-        "since the others are compared with these.",
+        description="Policies to walk; `never`, `monthly`, `controller` and `oracle` are always "
+        "among them, since the others are compared with these.",
     )
     start: datetime | None = Field(
         default=None,
@@ -37,6 +37,6 @@ class ReplayConfig(Contract):
 
     @model_validator(mode="after")
     def _compares_with_the_others(self) -> Self:
-        wanted = {*self.policies, "never", "monthly", "controller"}
+        wanted = {*self.policies, "never", "monthly", "controller", "oracle"}
         object.__setattr__(self, "policies", tuple(p for p in POLICIES if p in wanted))
         return self

@@ -160,6 +160,8 @@ def compare_policies(
         recommended=chosen,
         sentence=sentence,
         scores=keep_scores(history, walks, whole),
+        event_time=history.columns.event_time,
+        label=history.columns.label,
     )
 
 
@@ -174,12 +176,16 @@ def inject_fault(history: History, fault: Fault, first: Candidate, controller: W
     world = faulty_world(fault, config, settings)
     seen = sightings(world, config, settings)
     acts: list[ReplayedAct] = []
-    if world.dataset is not None and not any(s.by == "validation of rows" for s in seen):
+    walked = history.days(controller.reigns[0].since, config.window.end)
+    asked = walked[0] <= fault.start and not any(s.by == "validation of rows" for s in seen)
+    if world.dataset is not None and asked:
         broken = replace(history, dataset=world.dataset, in_memory={})
-        days = history.days(fault.start, fault.start + ANSWERED_WITHIN)
+        days = [day for day in walked if fault.start <= day < fault.start + ANSWERED_WITHIN]
         begun = controller.candidate_at(fault.start, first)
-        usual = {act.action for act in walk(history, "controller", days, begun).acts}
-        acts = [a for a in walk(broken, "controller", days, begun).acts if a.action not in usual]
+        usual = Counter(act.action for act in walk(history, "controller", days, begun).acts)
+        done = walk(broken, "controller", days, begun).acts
+        more = Counter(act.action for act in done) - usual
+        acts = [act for act in done if act.action in more]
     found: dict[str, object] = {
         "fault": str(fault),
         "kind": fault.kind,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
+from datetime import time as clock_time
 from functools import cache, cached_property
 from types import ModuleType
 from typing import Any
@@ -14,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import PositiveInt
 
 from flows.config import PipelineConfig
 from flows.replay.config import ReplayConfig
@@ -21,14 +25,15 @@ from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.telemetry import ResourceUse
 from tasks.evaluation import scoring
 from tasks.evaluation.judge import judge_scored
 from tasks.evaluation.metrics import baseline_columns
 from tasks.evaluation.scoring import SCORE, Program, score_rows, utc_times
-from tasks.kernel.errors import WindowError
+from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, code_digest, content_key
 
-CHECKED_AT = time(6, 30)
+CHECKED_AT = clock_time(6, 30)
 """UTC; when the schedule of `prefect.yaml` checks drift."""
 KEPT_SCORES = 32
 """Models whose scores are in memory at once."""
@@ -60,8 +65,22 @@ class ReplayModel(Contract):
         )
 
 
-class _KeptScores(Contract):
+class KeptScores(Contract):
+    """File with a model's scores, and what scoring took."""
+
     scores: Artifact
+    num_rows: PositiveInt
+    use: ResourceUse
+
+
+@contextmanager
+def measured() -> Iterator[list[ResourceUse]]:
+    """What this process takes while the block lasts; the list holds it when it ends."""
+    found: list[ResourceUse] = []
+    began, cpu = time.monotonic(), time.process_time()
+    yield found
+    seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
+    found.append(ResourceUse(seconds=seconds, cpu_s=cpu_s))
 
 
 @dataclass(frozen=True)
@@ -120,7 +139,7 @@ class History:
             Shape (rows, 1), or (rows, classes) of several classes.
         """
         if model.program.sha256 not in self.in_memory:
-            kept = _keep_scores(self, model)
+            kept = keep_scores(self, model)
             names = list(self.columns.score_columns(SCORE))
             known = pq.read_table(self.store.path(kept.scores), columns=names).to_pandas()
             scores = np.full((len(self.rows), len(names)), np.nan, dtype=np.float32)
@@ -140,9 +159,20 @@ class History:
 
     def judged(self, model: ReplayModel, window: TimeWindow) -> ScoredWindow:
         """How good a model was in a window, as a drift check takes it."""
-        rows, kept = self.scored(model, window), _keep_scores(self, model)
+        rows, kept = self.scored(model, window), keep_scores(self, model)
+        if not np.isfinite(rows[[*self.columns.score_columns(SCORE)]].to_numpy()).all():
+            raise DataContractError(
+                f"model {model.number} has no score for some rows of {window}; it scores those "
+                f"from {self.scored_from(model):%Y-%m-%d} on. Make `clock.drift_days` shorter"
+            )
         sha, config = model.program.sha256, self.config.evaluation
         return judge_scored(rows, sha, self.dataset, window, kept.scores, config)
+
+    def scored_from(self, model: ReplayModel) -> datetime:
+        """First moment whose rows a model scores: those of its first checks, and its references."""
+        clock = self.config.clock
+        reach = timedelta(days=clock.drift_days + 2, hours=clock.label_hours)
+        return min(model.splits.validation.start, model.made - reach)
 
     def days(self, start: datetime, end: datetime) -> list[datetime]:
         """Moments of the daily checks from `start` on, before `end`."""
@@ -198,7 +228,7 @@ def parts(history: History, replay: ReplayConfig) -> tuple[TimeWindow, TimeWindo
             "Nothing was replayed"
         )
     bounds = [
-        datetime.combine(moment.astimezone(zone).date(), time.min, zone).astimezone(UTC)
+        datetime.combine(moment.astimezone(zone).date(), clock_time.min, zone).astimezone(UTC)
         for moment in (start, middle)
     ]
     return (TimeWindow(start=bounds[0], end=bounds[1]), TimeWindow(start=bounds[1], end=whole.end))
@@ -209,19 +239,22 @@ def _moment(given: datetime | None, zone: ZoneInfo) -> datetime | None:
     return given if given is None or given.tzinfo else given.replace(tzinfo=zone)
 
 
-def _keep_scores(history: History, model: ReplayModel) -> _KeptScores:
+def keep_scores(history: History, model: ReplayModel) -> KeptScores:
+    """Score the rows that a model may be asked about, once, and keep them in a file."""
     dataset, columns = history.dataset, history.columns
     key = content_key(
-        code_of(scoring), model.program.sha256, model.columns, model.splits.validation.start,
+        code_of(scoring), model.program.sha256, model.columns, history.scored_from(model),
         dataset.snapshot.data.sha256,
     )  # fmt: skip
 
-    def build(folder: StagedFolder) -> _KeptScores:
+    def build(folder: StagedFolder) -> KeptScores:
         program = Program.open(model.program, model.columns, history.store)
         keep = (columns.row_id, columns.event_time, columns.label)
-        window = TimeWindow(start=model.splits.validation.start, end=history.config.window.end)
-        rows = score_rows(program, dataset, window, keep, history.store)
+        window = TimeWindow(start=history.scored_from(model), end=history.config.window.end)
+        with measured() as used:
+            rows = score_rows(program, dataset, window, keep, history.store)
         rows.to_parquet(folder.path / "scores.parquet", index=False)
-        return _KeptScores(scores=folder.artifact("scores.parquet"))
+        scores = folder.artifact("scores.parquet")
+        return KeptScores(scores=scores, num_rows=len(rows), use=used[0])
 
-    return history.store.build_once("replayed-scores", key, _KeptScores, build)
+    return history.store.build_once("replayed-scores", key, KeptScores, build)

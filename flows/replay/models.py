@@ -6,13 +6,10 @@ charged for it as if it had trained alone.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 
 from flows.config import PipelineConfig
-from flows.replay.history import History, ReplayModel, code_of
+from flows.replay.history import History, ReplayModel, code_of, measured
 from flows.stages import roll
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.evaluation import BaselineModel, EvaluationReport
@@ -31,7 +28,9 @@ from tasks.registry.gates import Evidence, judge
 from tasks.registry.model_folder import VersionRecord, manifest_of
 from tasks.training.config import EXECUTION_FIELDS
 from tasks.training.core.run_directory import TrainingRequest
+from tasks.training.models import making
 from tasks.training.models.making import make_model
+from tasks.training.models.source import source_digest
 
 NOT_REPLAYED = frozenset({"whole-artifacts", "hardware"})
 """Gates about files that a replay does not make: nothing is converted or registered."""
@@ -105,12 +104,11 @@ def recalibrate(
 
 
 def _trained(history: History, config: PipelineConfig) -> Trained:
-    """Train, or find it trained; one build keeps model and use together.
-
-    Without a digest of code: the model has its own, and a change beside it trains nothing anew.
-    """
+    """Train, or find it trained; one build keeps model and use together."""
     dataset, store, settings = history.dataset, history.store, history.settings
+    own = config.training.own_model
     key = content_key(
+        code_of(making), source_digest(own, settings.feature_repo) if own else "",
         dataset.snapshot.data.sha256, config.splits,
         config.training.model_dump(mode="json", exclude=set(EXECUTION_FIELDS)),
         config.baseline_model,
@@ -160,7 +158,9 @@ def _asked(
         splits=made.splits,
     )
     against = incumbent.model.registered(history) if incumbent else None
-    key = content_key(code_of(judging), made.program.sha256, made.splits, against, config)
+    key = content_key(
+        code_of(judging), made.program.sha256, made.splits, against, config.evaluation
+    )
 
     def build(folder: StagedFolder) -> _Judged:
         parts = made, history.dataset, against, baseline, config.evaluation
@@ -202,13 +202,3 @@ def _closed(
     )
     gates = judge(evidence, config.promotion)
     return tuple(g.name for g in gates if not g.passed and g.name not in NOT_REPLAYED)
-
-
-@contextmanager
-def measured() -> Iterator[list[ResourceUse]]:
-    """What this process takes while the block lasts; the list holds it when it ends."""
-    found: list[ResourceUse] = []
-    began, cpu = time.monotonic(), time.process_time()
-    yield found
-    seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
-    found.append(ResourceUse(seconds=seconds, cpu_s=cpu_s))

@@ -123,7 +123,7 @@ def _quality(
     walk: Walk, part: _Part, own: Drawn, drawn: Mapping[PolicyName, Drawn], best: Drawn
 ) -> PolicyQuality:
     spent = [spending for spending in walk.spent if part.holds(spending.at)]
-    use = priced(sum((spending.use for spending in spent), ResourceUse()))
+    use = sum((priced(spending.use) for spending in spent), ResourceUse())
     gain, hours = minus(own, drawn["never"]), use.cpu_s / 3600
     return PolicyQuality(
         window=part.window,
@@ -247,7 +247,7 @@ def recommended(
     results: Mapping[PolicyName, PolicyQuality], quality_name: str
 ) -> tuple[PolicyName, str]:
     """The cheapest policy whose quality is the best but for what nobody would pay for."""
-    real = {name: result for name, result in results.items() if name != "oracle"}
+    real = {n: r for n, r in results.items() if n != "oracle" and np.isfinite(r.quality.value)}
     best = max(result.quality.value for result in real.values())
     good = [name for name, result in real.items() if result.quality.value >= best - ENOUGH]
     chosen = min(good, key=lambda name: (real[name].num_trainings, real[name].use.cpu_s))
@@ -260,8 +260,8 @@ def recommended(
     )
     if chosen != "controller":
         sentence += (
-            f" The controller does not win here: {quality_name} "
-            f"{scaled(own.to_controller, 1.0):+.4f} in favour of `{chosen}`, with "
+            f" The controller does not win here: {quality_name} of `{chosen}` minus its own is "
+            f"{own.to_controller:+.4f}, with "
             f"{controller.num_trainings} trainings and {controller.use.cpu_s / 3600:.2f} CPU hours."
         )
     return chosen, sentence

@@ -46,11 +46,13 @@ def with_field(config: PipelineConfig, field: str, value: Any) -> PipelineConfig
 
 def of_task(history: History) -> dict[str, tuple[Any, ...]]:
     """The fields that matter to the use case's kind of task, without the values it has."""
-    other = "drift.min_auc_drop" if history.columns.task == "regression" else "drift.min_skill_drop"
+    other = {"drift.min_skill_drop"}
+    if history.columns.task != "classification":
+        other = {"drift.min_auc_drop", "retraining.max_auc_loss"}
     return {
         field: tuple(v for v in values if v != current(history.config, field))
         for field, values in SPACE.items()
-        if field != other
+        if field not in other
     }
 
 

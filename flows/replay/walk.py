@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from flows.replay.history import History, ReplayModel, code_of
-from flows.replay.models import Candidate, measured, recalibrate, retrain
+from flows.replay.history import History, ReplayModel, code_of, keep_scores, measured
+from flows.replay.models import Candidate, recalibrate, retrain
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.drift import DayErrors, DriftReport, DriftResult
 from tasks.contracts.evaluation import Comparison
@@ -45,6 +45,7 @@ from tasks.kernel.files import scratch_folder
 from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import StagedFolder, code_digest, content_key
 from tasks.registry import gates
+from tasks.training.models import making
 
 ALARM_PSI, ALARM_SHARE = 0.2, 0.5
 """`on-drift-alarm`: at least half of the features with a PSI above 0.2, the usual bound of a
@@ -109,22 +110,32 @@ class Service:
 
     def begin(self, moment: datetime) -> None:
         """Put the first champion into service."""
+        if self.reigns and self.reigns[-1].since == moment:
+            self.reigns.pop()
         self.reigns.append(Reigning(since=moment, model=self.champion.model))
 
     def retrain(self, moment: datetime, reason: str) -> None:
         """Train, and promote what passes the gates."""
-        try:
-            found = retrain(self.history, moment, self.champion)
-        except NOT_TRAINED as exc:
-            act = ReplayedAct(at=moment, action="retrain", reason=f"{reason}; failed: {exc}")
-            self.acts.append(act)
+        failure: Exception | None = None
+        with measured() as used:
+            try:
+                found = retrain(self.history, moment, self.champion)
+            except NOT_TRAINED as exc:
+                failure = exc
+        if failure is None:
+            self._take("retrain", found, moment, reason)
             return
-        self._take("retrain", found, moment, reason)
+        self.spent.append(Spending(at=moment, use=used[0], training=True))
+        act = ReplayedAct(at=moment, action="retrain", reason=f"{reason}; failed: {failure}")
+        self.acts.append(act)
 
     def recalibrate(self, window: TimeWindow, moment: datetime, reason: str) -> None:
         """Map the champion's scores anew, and promote what passes the gates."""
         with measured() as used:
-            found = recalibrate(self.history, window, moment, self.champion)
+            try:
+                found = recalibrate(self.history, window, moment, self.champion)
+            except NOT_TRAINED as exc:
+                found = f"failed: {exc}"
         if isinstance(found, Candidate):
             self._take("recalibrate", found, moment, reason)
             return
@@ -175,7 +186,7 @@ def walk(history: History, policy: PolicyName, days: Sequence[datetime], first: 
         FalajError: a part failed in a way that would not fail a real run alone.
     """
     ends = days[0], days[-1]
-    rules = code_of(compare, judge, recalibration, incidents, gates, calibrator)
+    rules = code_of(compare, judge, recalibration, incidents, gates, calibrator, making)
     key = content_key(code_digest(__file__), rules, history.identity, policy, ends, first.model)
 
     def build(folder: StagedFolder) -> Walk:
@@ -224,7 +235,10 @@ def _alarm(service: Service, moment: datetime) -> str | None:
     """Why a plain monitor of feature drift would retrain now; None where it would not."""
     history = service.history
     window = history.config.clock.newest_days(moment)
-    kept = seen_features(history, service.champion.model.splits.train, window)
+    try:
+        kept = seen_features(history, service.champion.model.splits.train, window)
+    except NOT_TRAINED:  # too few days with rows
+        return None
     service.spent.append(Spending(at=moment, use=kept.use))
     shifted = sum(feature.psi > ALARM_PSI for feature in kept.seen.features)
     if shifted < ALARM_SHARE * len(kept.seen.features):
@@ -261,6 +275,11 @@ class KeptCheck(Contract):
     use: ResourceUse
 
 
+def part_of(use: ResourceUse, share: float) -> ResourceUse:
+    """A share of what something took: each check scores its own rows, whoever scored them all."""
+    return ResourceUse(seconds=use.seconds * share, cpu_s=use.cpu_s * share)
+
+
 def check_drift(
     history: History, model: ReplayModel, window: TimeWindow, earlier: tuple[DayErrors, ...] = ()
 ) -> KeptCheck:
@@ -273,6 +292,8 @@ def check_drift(
 
     def build(folder: StagedFolder) -> KeptCheck:
         kept = seen_features(history, model.splits.train, window)
+        scores = keep_scores(history, model)
+        share = len(history.rows[history.part(window)]) / scores.num_rows
         with measured() as used:
             report = compare_windows(
                 history.dataset,
@@ -287,7 +308,7 @@ def check_drift(
                 earlier,
                 kept.seen,
             )
-        return KeptCheck(report=report, use=used[0] + kept.use)
+        return KeptCheck(report=report, use=used[0] + kept.use + part_of(scores.use, share))
 
     return history.store.build_once("replayed-checks", key, KeptCheck, build)
 
@@ -312,7 +333,11 @@ class Controller:
         service, history, config = self._service, self._history, self._history.config
         window = config.clock.newest_days(moment)
         number = service.champion.model.number
-        kept = check_drift(history, service.champion.model, window, self._days.get(number, ()))
+        try:
+            kept = check_drift(history, service.champion.model, window, self._days.get(number, ()))
+        except NOT_TRAINED as exc:  # too few days or rows: that run would have failed
+            service.results[f"{moment:%Y-%m-%d}"] = f"failed: {exc}"
+            return
         self._days[number] = join_days(self._days.get(number, ()), kept.report.days)
         service.spent.append(Spending(at=moment, use=kept.use))
         report, state = kept.report, service.state()
@@ -332,7 +357,8 @@ class Controller:
                 service.acts.append(act)
             elif made.outcome in (Outcome.COOL_DOWN, Outcome.BUDGET):
                 service.acts.append(ReplayedAct(at=moment, action="wait", reason=made.reason))
-        start_claimed(self._ledger, answer.orders, self._carry_out)
+        orders = sorted(answer.orders, key=lambda order: order.action is not Action.ROLL_BACK)
+        start_claimed(self._ledger, orders, self._carry_out)
 
     def _former_minus_present(self, window: TimeWindow) -> Comparison | None:
         """How the champion before would have done in the window; None with too few labels."""
@@ -356,7 +382,7 @@ class Controller:
             service.retrain(self._now, order.reason)
         elif order.action is Action.RECALIBRATE:
             service.recalibrate(order.evidence.window, self._now, order.reason)
-        else:
+        elif order.version == service.champion.model.number:
             service.roll_back(self._now, order.reason)
         seconds = sum(spending.use.seconds for spending in service.spent[before:])
         self._ledger.mark_ended(order.incident_id, RunEnd(state="completed", seconds=seconds))

@@ -19,7 +19,7 @@ FaultKind = Literal[
 class ReplayedModel(Contract):
     """One model that was made in a replay, whichever policies asked for it."""
 
-    number: PositiveInt = Field(description="In order of the moments; 1 is the first champion.")
+    number: PositiveInt = Field(description="Rises with the moments; even of a recalibration.")
     made: datetime = Field(description="On the virtual clock.")
     kind: Literal["training", "recalibration"]
     splits: DataSplits
@@ -193,6 +193,8 @@ class ReplayResult(Contract):
     scores: Artifact = Field(
         description="Parquet: row id, event time, label, and the score that each policy served."
     )
+    event_time: str = Field(default="event_timestamp", description="Columns of that file.")
+    label: str = "label"
 
     def of(self, policy: PolicyName) -> PolicyResult:
         """The result of one policy."""

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import psutil
+from sqlalchemy.exc import SQLAlchemyError
 
 from tasks.contracts.hardware import HardwareClass, PriceList, class_of_run, read_classes
 from tasks.contracts.telemetry import ResourceUse
@@ -24,6 +25,8 @@ from tasks.costs.ledger import CostLedger, Entry
 from tasks.kernel.errors import FalajError
 from tasks.kernel.process import tree_cpu_s
 
+MOST_LETTERS = 120
+"""Of an owner's name in the ledger."""
 LOGGER = logging.getLogger(__name__)
 RENEW_EVERY_S = 30.0
 """What a run that is killed took since is lost."""
@@ -146,7 +149,7 @@ class RunMeter:
                 facts = {name: facts[name] or around[name] for name in facts}
                 facts["root_id"] = around["root_id"]
             facts |= {"run_id": run_id, "flow": flow, "state": "running"}
-            facts["owner"] = os.environ.get("FALAJ_OWNER") or getpass.getuser()
+            facts["owner"] = _owner()
             if not self._runs:
                 self._ledger, self._classes, self._stop = None, {}, threading.Event()
                 threading.Thread(target=self._renew, args=(self._stop,), daemon=True).start()
@@ -220,7 +223,7 @@ class RunMeter:
             entries = [(_entry(run, self._classes), run.number) for run in runs]
             for run, number in zip(runs, self._ledger.write(entries), strict=True):
                 run.number = number
-        except FalajError as exc:
+        except (FalajError, SQLAlchemyError, OSError, KeyError) as exc:
             LOGGER.warning("what runs took is not written, they go on: %s", exc)
 
     def _renew(self, stop: threading.Event) -> None:
@@ -228,6 +231,14 @@ class RunMeter:
             with self._lock:
                 self._settle()
                 self._write()
+
+
+def _owner() -> str:
+    """Whom the use belongs to: `FALAJ_OWNER`, else the process's account."""
+    try:
+        return (os.environ.get("FALAJ_OWNER") or getpass.getuser())[:MOST_LETTERS]
+    except (KeyError, OSError):  # an account that has no name, as in a container
+        return str(os.getuid())
 
 
 def _entry(run: _Run, classes: Mapping[str, HardwareClass]) -> Entry:

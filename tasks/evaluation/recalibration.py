@@ -210,7 +210,9 @@ def fit_scored(
         ArtifactError: the scores are absent or damaged.
     """
     rows: pd.DataFrame = pq.read_table(store.path(scored.scores)).to_pandas()
-    rows = rows[rows[columns.label].notna()]
+    time, window = rows[columns.event_time], scored.window
+    inside = (time >= window.start) & (time < window.end)  # the file may hold later rows too
+    rows = rows[inside & rows[columns.label].notna()]
     return fit_map(
         rows[columns.label].to_numpy(np.float64),
         rows[SCORE].to_numpy(),

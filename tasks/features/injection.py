@@ -287,7 +287,7 @@ class _Planner(NamedTuple):
             places = [] if factor else places
         found = self._named(places, "number" if factor else "temperature")
         table = found[0].table
-        columns = [p.column for p in found if p.table == table]
+        columns = [p.column for p in found if p.table == table and p.column not in CLOCK_PARTS]
         query = f"SELECT median({sql_name(columns[0])}) FROM {sql_name(table.name)}"
         kelvin = (self.con.execute(query).fetchall()[0][0] or 0) > KELVIN
         new = "{} - 273.15" if kelvin else "({} - 32) / 1.8"
@@ -416,14 +416,17 @@ def flip_labels(snapshot: FeatureSnapshot, fault: Fault, store: ArtifactStore) -
         number = round(float(fault.amount or 0) * len(inside))
         if not number:
             _refuse(fault, f"changes none of {len(inside):,} rows", "a larger share, or more time")
+        known = rows[spec.label].is_valid().to_numpy(zero_copy_only=False)
+        inside = inside[known[inside]]
+        number = min(number, len(inside))
         chosen = np.random.default_rng(int(content_key(fault)[:8], 16)).choice(
             inside, number, replace=False
         )
-        labels = rows[spec.label].to_numpy().copy()
-        turned = labels.max() + labels.min() - labels
+        labels = rows[spec.label].to_numpy(zero_copy_only=False).astype(np.float64)
+        turned = np.nanmax(labels) + np.nanmin(labels) - labels
         labels[chosen] = ((labels + 1) % spec.num_labels if spec.classes else turned)[chosen]
         place = rows.column_names.index(spec.label)
-        kept = pa.array(labels, rows.schema.field(place).type)
+        kept = pa.array(labels, from_pandas=True).cast(rows.schema.field(place).type)
         table = rows.set_column(place, rows.schema.field(place), kept)
         pq.write_table(table, folder.path / DATA_FILE, row_group_size=ROW_GROUP_ROWS)
         data, parts = folder.artifact(DATA_FILE), folder.parts(DATA_FILE)

@@ -52,8 +52,6 @@ from tasks.reporting.quantities import (
 )
 
 PAGE, FACTS = "replay.html", "replay.json"
-TIME, LABEL = "event_timestamp", "label"
-"""Columns of the scores beside the row's id and one column for each policy, of its name."""
 STYLES: dict[PolicyName, dict[str, Any]] = {
     "never": {"color": STONE, "linestyle": "-", "linewidth": 1.6},
     "weekly": {"color": VIOLET, "linestyle": (0, (0.7, 1.8)), "linewidth": 2},
@@ -169,10 +167,11 @@ def command(result: ReplayResult) -> str:
     path = f"artifacts/{result.scores.uri.removeprefix(URI_SCHEME)}"
     window, function = result.held_out, "roc_auc_score"
     function = "r2_score" if result.quality_name == "R2" else function
-    part = f"p[(p.{TIME} >= '{window.start.isoformat()}') & (p.{TIME} < "
-    part += f"'{window.end.isoformat()}')]"
+    time, label = (f"p[{name!r}]" for name in (result.event_time, result.label))
+    part = f"p[({time} >= '{window.start.isoformat()}') & ({time} < "
+    part += f"'{window.end.isoformat()}') & {label}.notna()]"
     program = f"import pandas, sklearn.metrics as m; p = pandas.read_parquet({json.dumps(path)}); "
-    program += f"p = {part}; [print(c, m.{function}(p.{LABEL}, p[c])) for c in "
+    program += f"p = {part}; [print(c, m.{function}({label}, p[c])) for c in "
     program += f"{[one.policy for one in result.policies]!r}]"
     return f"python -c {shlex.quote(program)}"
 

@@ -9,6 +9,7 @@ from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 
 WEEK, MONTH = timedelta(days=7), timedelta(days=30)
+STILL_RUNS = timedelta(days=2)
 RECALIBRATE_AGAIN = timedelta(days=14)
 """Scores that are wrong again so soon after a recalibration ask for a retraining."""
 
@@ -119,7 +120,7 @@ def why_not_now(
         )
     return _over_budget(
         action, [s for s in spent if now - s.claimed_at < WEEK], config
-    ) or _over_cost([s for s in spent if now - s.claimed_at < MONTH], config)
+    ) or _over_cost([s for s in spent if now - s.claimed_at < MONTH], now, config)
 
 
 def _over_budget(action: Action, week: Sequence[Spent], config: RetrainingPolicy) -> Refusal | None:
@@ -142,15 +143,19 @@ def _over_budget(action: Action, week: Sequence[Spent], config: RetrainingPolicy
     return None
 
 
-def _over_cost(month: Sequence[Spent], config: RetrainingPolicy) -> Refusal | None:
-    """A run is started below the limit only, and one at a time: one run more is the most."""
+def _over_cost(month: Sequence[Spent], now: datetime, config: RetrainingPolicy) -> Refusal | None:
+    """A run is started below the limit only, and one at a time: one run more is the most.
+
+    A run whose end nobody learns, such as that of a host that is gone, is waited for `STILL_RUNS`.
+    """
     limit, cost = config.max_cost_per_month, sum(s.amount or 0.0 for s in month)
-    if limit is None or (cost < limit and all(s.has_ended for s in month)):
+    runs = [s for s in month if not s.has_ended and now - s.claimed_at < STILL_RUNS]
+    if limit is None or (cost < limit and not runs):
         return None
     if cost < limit:
         return Refusal(
             Outcome.BUDGET,
-            f"a run of the last 30 days has not ended, so what it costs of {limit:g} is not known",
+            f"a run of the last days has not ended, so what it costs of {limit:g} is not known",
         )
     return Refusal(
         Outcome.BUDGET,

@@ -385,9 +385,10 @@ class Incidents:
     def _amount(self) -> sa.ScalarSelect[float | None]:
         """Money of an action's run and all inside it; in a process of its own, of that time."""
         until = sa.func.coalesce(_actions.c.ended_at, sa.literal(self.now, tables.UtcTime))
-        inside = _uses.c.started.between(_actions.c.started_at, until)
+        inside = _uses.c.started.between(_actions.c.claimed_at, until)
         here = (_actions.c.kind == "in_process") & (_uses.c.model == _actions.c.model) & inside
-        which = (_uses.c.root_id == _actions.c.run_id) | here
+        there = (_actions.c.kind == "deployment") & (_uses.c.root_id == _actions.c.run_id)
+        which = there | here
         return sa.select(sa.func.sum(_uses.c.amount)).where(which).scalar_subquery()
 
     def _when_claimed(self, row: sa.RowMapping) -> datetime:

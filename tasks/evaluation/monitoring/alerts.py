@@ -181,7 +181,8 @@ def day_alerts(view: str, usual: pd.DataFrame, days: pd.DataFrame) -> Iterator[A
 def entity_alerts(view: str, usual: pd.DataFrame, ages: pd.DataFrame) -> Iterator[AlertEvent]:
     """First days at whose end one entity's newest row is older than in the baseline.
 
-    An entity that may rest for a day is not judged; where all are as old, the view itself is.
+    An entity that may rest for a day is not judged. Ages count from the freshest entity's row on:
+    where a whole view stops, it is the view that has stopped.
 
     Args:
         view: its name.
@@ -190,14 +191,16 @@ def entity_alerts(view: str, usual: pd.DataFrame, ages: pd.DataFrame) -> Iterato
     """
     oldest = usual.groupby("entity")["age_hours"].max()
     oldest = oldest[oldest <= DAY.total_seconds() / 3600]
-    ages = ages.assign(usual=ages["entity"].map(oldest))
-    ages["odd"] = ages["age_hours"] > ages["usual"] + SPARE_AGE_H
-    everywhere = ages.groupby("start")["odd"].transform("all")
+    behind = ages["age_hours"] - ages.groupby("start")["age_hours"].transform("min")
+    ages = ages.assign(usual=ages["entity"].map(oldest), behind=behind)
+    ages = ages[ages["usual"].notna()]
+    ages["bound"] = ages["usual"] + ages["usual"].clip(lower=SPARE_AGE_H)
+    ages["odd"] = ages["behind"] > ages["bound"]
     for entity, days in ages.groupby("entity"):
-        for day in _beginnings(days, days["odd"] & ~everywhere[days.index]):
+        for day in _beginnings(days, days["odd"]):
             yield alert(
                 "freshness", view, str(entity), _day(day.start), day.age_hours,
-                day.usual + SPARE_AGE_H,
+                day.bound,
                 f"{view} of {entity} is {day.age_hours:.0f} h old at "
                 f"{day.start + DAY:%Y-%m-%d %H:%MZ} and others are not; in the baseline it was at "
                 f"most {day.usual:.0f} h",

@@ -120,9 +120,10 @@ class DeviceMeter:
             self.trouble = f"NVML cannot be used ({exc})"
             return
         for index in range(library.nvmlDeviceGetCount()):
-            handle = library.nvmlDeviceGetHandleByIndex(index)
-            if is_visible(index, str(library.nvmlDeviceGetUUID(handle)), visible):
-                self._devices[index] = _Device(handle, str(library.nvmlDeviceGetName(handle)))
+            with suppress(library.NVMLError):  # one that is lost or forbidden is not of these ranks
+                handle = library.nvmlDeviceGetHandleByIndex(index)
+                if is_visible(index, str(library.nvmlDeviceGetUUID(handle)), visible):
+                    self._devices[index] = _Device(handle, str(library.nvmlDeviceGetName(handle)))
 
     def sample(self) -> None:
         """Read all devices once."""

@@ -16,7 +16,8 @@ from flows.replay.models import Candidate, retrain
 from flows.replay.walk import Service, Walk, walk
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.replay import FalseAlarms, PolicyName, ReplayResult
-from tasks.kernel.errors import WindowError
+from tasks.evaluation.recalibration import fit_scored
+from tasks.kernel.errors import DataContractError, WindowError
 from tests.support.replay import worlds
 
 CHANGED_ON = 125
@@ -114,6 +115,33 @@ def test_a_walk_in_another_state_gives_the_same_acts_and_scores(
     assert again.results == {
         day: said for day, said in walks["controller"].results.items() if day <= f"{until:%Y-%m-%d}"
     }
+
+
+def test_a_map_of_scores_learns_from_its_window_alone(history: History, first: Candidate) -> None:
+    fit, later = worlds.window(110, 140), worlds.window(140, 170)
+    scored = [history.judged(first.model, window) for window in (fit, later)]
+    config = history.config.recalibration
+    maps = [fit_scored(s, history.columns, config, history.store).fit for s in scored]
+    assert [found.num_rows for found in maps if found] == [s.num_rows for s in scored]
+    assert maps[0] != maps[1]
+
+
+def test_rows_that_a_model_has_not_scored_are_refused(history: History, first: Candidate) -> None:
+    with pytest.raises(DataContractError, match="has no score for some rows"):
+        history.judged(first.model, worlds.window(0, 30))
+
+
+def test_a_gap_in_the_history_fails_the_checks_of_its_days_and_nothing_else(tmp_path: Path) -> None:
+    data = worlds.rows()
+    at = data["event_timestamp"]
+    gap = (at >= worlds.window(112, 113).start) & (at < worlds.window(124, 125).start)
+    other = worlds.history(tmp_path, data[~gap].reset_index(drop=True))
+    days = other.days(worlds.window(108, 109).start, worlds.window(135, 136).start)
+    walked = walk(other, "controller", days, retrain(other, days[0], None))
+    failed = [day for day, said in walked.results.items() if said.startswith("failed: ")]
+    assert failed
+    assert max(failed) < "2013-05-14"
+    assert len(walked.results) == len(days)
 
 
 def test_a_roll_back_serves_the_one_before(history: History, first: Candidate) -> None:

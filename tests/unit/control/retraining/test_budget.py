@@ -116,8 +116,10 @@ def test_the_money_of_thirty_days_is_refused_with_its_numbers() -> None:
     assert why_not_now(Action.ROLL_BACK, NOW, [paid, more], config) is None
     long_ago = replace(more, claimed_at=NOW - timedelta(days=30))
     assert why_not_now(Action.RETRAIN, NOW, [paid, long_ago], config) is None
-    running = replace(paid, has_ended=False, amount=None)
+    running = replace(spent(24), has_ended=False)
     assert "has not ended" in why_not_now(Action.RETRAIN, NOW, [running], config).reason
+    lost = replace(spent(24 * 3), has_ended=False)  # nobody will ever learn how it ended
+    assert why_not_now(Action.RETRAIN, NOW, [lost], config) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 96), st.floats(0, 9)), max_size=40), st.floats(0, 20))
