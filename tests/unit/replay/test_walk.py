@@ -118,7 +118,7 @@ def test_a_walk_in_another_state_gives_the_same_acts_and_scores(
 
 
 def test_a_map_of_scores_learns_from_its_window_alone(history: History, first: Candidate) -> None:
-    fit, later = worlds.window(110, 140), worlds.window(140, 170)
+    fit, later = worlds.window(85, 108), worlds.window(102, 125)
     scored = [history.judged(first.model, window) for window in (fit, later)]
     config = history.config.recalibration
     maps = [fit_scored(s, history.columns, config, history.store).fit for s in scored]
