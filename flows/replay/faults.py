@@ -410,7 +410,7 @@ def false_alarms(
         refused=len(refused),
         alerts=len({alert.time.date() for alert in alerts}),
         data_faults=len(faults),
-        sentences=(*dict.fromkeys(refused), *kinds.values(), *faults[:1]),
+        sentences=(*refused[:1], *kinds.values(), *faults[:1]),
     )
 
 
