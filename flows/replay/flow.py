@@ -121,7 +121,7 @@ def count_false_alarms(history: History, controller: Walk, days: list[datetime])
 
     Safe to retry: what was judged is kept by its content.
     """
-    # From a whole hour on, as refreshes are: half an hour would lack observations of its other half.
+    # From a whole hour on, as refreshes are: half an hour lacks the rows of its other half.
     window = TimeWindow(start=days[0].replace(minute=0), end=history.config.window.end)
     return false_alarms(history.config, history.settings, window, controller.faults())
 
