@@ -5,8 +5,6 @@ refused; 5 a gate refused; 6 drift found (5 of `run` and 6 with `--exit-code`); 
 A command's module is imported when it is chosen.
 """
 
-import atexit
-import gc
 import inspect
 import os
 import sys
@@ -223,15 +221,5 @@ def _failed(exc: BaseException, message: str, code: int, traced: object = None) 
     return code
 
 
-def command() -> int:
-    """`main` as a program.
-
-    When Python ends it searches all modules for garbage: after a loop a second and a half of CPU,
-    which no meter inside the process can see. What is frozen is not searched.
-    """
-    atexit.register(gc.freeze)  # before all others, so it is called after them
-    return main()
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(main())
