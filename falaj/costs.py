@@ -198,7 +198,7 @@ def compare_spot(known: list[Entry], trace: Path, settings: Settings) -> Iterato
             text = (
                 f"{name}: {len(uses)} trainings cost {amount:.4f} in {hours:.2f} h on demand, "
                 f"{found.amount:.4f} (95 % of starts: {found.low:.4f} to {found.high:.4f}) in "
-                f"{found.hours:.2f} h on spot hosts; the models are the same"
+                f"{found.hours:.2f} h on spot hosts; quality is not compared"
             )
         yield {"class": name, "text": text, "spot": found and found._asdict()}
 
