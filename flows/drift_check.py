@@ -142,7 +142,9 @@ def _compared(
         former = fetch_version(standing.previous)
         then = score_model_window(former, current, report.current, config.evaluation)
         difference = compare_previous(then, now, current)
-    store_drift_result(report, champion.version, standing, difference, config.name, policy)
+    held_back = config.clock.held_back
+    found = (report, champion.version, standing, difference)
+    store_drift_result(*found, config.name, policy, held_back)
     return report
 
 

@@ -25,7 +25,7 @@ from flows.replay.outcome import (
     replayed_models,
 )
 from flows.replay.permuted import permuted
-from flows.replay.tuning import tune
+from flows.replay.tuning import tune, with_field
 from flows.replay.walk import Walk, walk
 from flows.stages import FOUND
 from tasks.contracts.base import TimeWindow
@@ -200,9 +200,11 @@ def inject_fault(history: History, fault: Fault, first: Candidate, controller: W
 def walk_permuted(history: History, replay: ReplayConfig, days: list[datetime]) -> PermutedYears:
     """Walk histories in which nothing drifts, and count what was done there.
 
-    Safe to retry: what was trained and checked is kept by its content.
+    There no retraining is for more days to learn from, which needs no drift. Safe to retry: what was trained and checked is kept by its content.
     """
     acts: Counter[tuple[PolicyName, str]] = Counter()
+    config = with_field(history.config, "retraining.retrain_at_growth", None)
+    history = replace(history, config=config)
     for number in range(replay.permuted):
         mixed = permuted(history, replay.seed + number)
         first = retrain(mixed, days[0], None)

@@ -23,6 +23,7 @@ SPACE: Mapping[str, tuple[Any, ...]] = {
     "drift.min_skill_drop": (0.02, 0.1),
     "retraining.max_auc_loss": (0.01, 0.08),
     "retraining.retrain_again_days": (7.0, 28.0),
+    "retraining.retrain_at_growth": (1.25, 1.5, 2.0),
 }
 """Fields of a use case, and values that are tried beside its own, one field at a time."""
 

@@ -23,7 +23,7 @@ from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionState
 from tasks.contracts.replay import PolicyName, ReplayedAct
 from tasks.contracts.telemetry import ResourceUse
-from tasks.control.retraining import incidents
+from tasks.control.retraining import decision, incidents
 from tasks.control.retraining.decision import Action, Cause, asks_for_former, gather
 from tasks.control.retraining.incidents import Here, settle, start_claimed
 from tasks.control.retraining.ledger import Ledger
@@ -186,7 +186,7 @@ def walk(history: History, policy: PolicyName, days: Sequence[datetime], first: 
         FalajError: a part failed in a way that would not fail a real run alone.
     """
     ends = days[0], days[-1]
-    rules = code_of(compare, judge, recalibration, incidents, gates, calibrator, making)
+    rules = code_of(compare, judge, recalibration, decision, incidents, gates, calibrator, making)
     key = content_key(code_digest(__file__), rules, history.identity, policy, ends, first.model)
 
     def build(folder: StagedFolder) -> Walk:
@@ -346,7 +346,7 @@ class Controller:
         former = None
         if state.previous and asks_for_former(report, state, config.retraining, moment):
             former = self._former_minus_present(window)
-        evidence = gather(report, state.version, state, former, moment)
+        evidence = gather(report, state.version, state, former, moment, config.clock.held_back)
         model, policy = config.registry.model_name, config.retraining
         self._ledger.store_result(model, config.name, evidence, policy)
         here = Here(state.version.version, recalibrates=not history.columns.classes)

@@ -209,6 +209,13 @@ class RetrainingPolicy(Contract):
         description="Days after a retraining that brought no new champion, when trouble that goes "
         "on may be retrained again: by then more of the new rows are there to learn from.",
     )
+    retrain_at_growth: float | None = Field(
+        default=None,
+        ge=1.1,
+        le=100,
+        description="Retrain without any drift where the days to train on have grown by this "
+        "factor since the champion's. Empty: only drift retrains.",
+    )
     max_runs_per_week: int = Field(
         default=3,
         ge=0,

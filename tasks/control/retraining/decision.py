@@ -3,16 +3,20 @@
 | # | evidence | action | cause |
 | --- | --- | --- | --- |
 | 1 | the drift check found a fault of the data | nothing, and an alert | feed |
-| 2 | the drift check found the window stable | nothing | - |
+| 2 | the drift check found the window stable, and line 7 does not apply | nothing | - |
 | 3 | the champion was promoted at most `roll_back_within_days` ago, and its whole predecessor
       errs less on the labelled rows of the window, by the 95 % interval | roll back | release |
 | 4 | labels show the model stale, and its AUC has for certain not lost more than `max_auc_loss`:
       the ranking is intact, the scores are not; never of classes | recalibrate | calibration |
 | 5 | labels show the model stale | retrain | model |
 | 6 | no labels yet, and the predictions drifted for certain | retrain | model |
-| 7 | anything less: features or predictions moved, or the window is harder | nothing | - |
+| 7 | days to train on have grown by `retrain_at_growth` since the champion's | retrain | growth |
+| 8 | anything less: features or predictions moved, or the window is harder | nothing | - |
 
-So a broken feed never trains a model, and drift that costs nothing moves nothing.
+So a broken feed never trains a model, and drift that costs nothing moves nothing. Line 7 needs no
+drift: a model's error falls as a power of the rows that it learnt (Hestness and others, "Deep
+learning scaling is predictable, empirically", 2017), so each growth by the same factor gains about
+the same part of it, and the trainings become rarer as the history grows.
 """
 
 import math
@@ -64,6 +68,10 @@ class Evidence(Contract):
     can_be_mapped: bool = Field(
         default=True, description="Whether a map of the scores exists; none of several classes."
     )
+    train_growth: float | None = Field(
+        default=None,
+        description="Days that a retraining would learn from, to those of the champion.",
+    )
     days: tuple[DayErrors, ...] = Field(
         default=(), description="Of the window; later checks test them together with their own."
     )
@@ -98,6 +106,7 @@ class Cause(StrEnum):
     RELEASE = "release"
     CALIBRATION = "calibration"
     MODEL = "model"
+    GROWTH = "growth"
 
 
 class Choice(Contract):
@@ -105,7 +114,7 @@ class Choice(Contract):
 
     action: Action
     cause: Cause | None = Field(description="None where nothing is broken.")
-    rule: int = Field(ge=1, le=7, description="Line of the table.")
+    rule: int = Field(ge=1, le=8, description="Line of the table.")
     reason: str = Field(description="A sentence with the numbers.")
 
 
@@ -115,9 +124,10 @@ def decide(evidence: Evidence, config: RetrainingPolicy) -> Choice:
     if result is DriftResult.DATA_FAULT:
         said = evidence.sentences[0] if evidence.sentences else "The drift check names no column."
         return _choice(1, Action.NOTHING, Cause.FEED, f"{said} Mend the feed; nothing is trained")
-    if result is DriftResult.STABLE:
+    grown = _has_grown(evidence, config)
+    if result is DriftResult.STABLE and not grown:
         return _choice(2, Action.NOTHING, None, "the window is like the reference")
-    if promotion_hurts(evidence, config):
+    if result is not DriftResult.STABLE and promotion_hurts(evidence, config):
         return _choice(3, Action.ROLL_BACK, Cause.RELEASE, _on_release(evidence))
     ranks_hold = auc is not None and auc.low >= -config.max_auc_loss
     if result is DriftResult.RETRAIN and auc is not None and ranks_hold and evidence.can_be_mapped:
@@ -131,10 +141,21 @@ def decide(evidence: Evidence, config: RetrainingPolicy) -> Choice:
             f"{evidence.num_features} features"
         )
         return _choice(6, Action.RETRAIN, Cause.MODEL, reason)
+    if grown:
+        reason = (
+            f"the days to train on have grown by a factor of {evidence.train_growth:.2f} since the "
+            f"champion's, at least {config.retrain_at_growth}"
+        )
+        return _choice(7, Action.RETRAIN, Cause.GROWTH, reason)
     reason = f"{evidence.num_drifted} of {evidence.num_features} features drifted, the model holds"
     if not evidence.performance_known:
         reason = f"{evidence.num_drifted} of {evidence.num_features} features drifted, no labels"
-    return _choice(7, Action.NOTHING, None, reason)
+    return _choice(8, Action.NOTHING, None, reason)
+
+
+def _has_grown(evidence: Evidence, config: RetrainingPolicy) -> bool:
+    limit, growth = config.retrain_at_growth, evidence.train_growth
+    return limit is not None and growth is not None and growth >= limit
 
 
 def promotion_hurts(evidence: Evidence, config: RetrainingPolicy) -> bool:
@@ -203,6 +224,7 @@ def gather(
     champion: ChampionState | None,
     former_difference: Comparison | None,
     checked_at: datetime,
+    held_back: timedelta,
 ) -> Evidence:
     """The evidence of one drift check.
 
@@ -212,12 +234,14 @@ def gather(
         champion: as it is now; None before there is one.
         former_difference: former minus present champion; None where it was not measured.
         checked_at: when the check ended.
+        held_back: newest days that a retraining does not learn from.
     """
     moved = sorted((f for f in report.features if f.drifted), key=lambda f: -f.effect_low)
     labelled, effect = report.current_performance, report.prediction.effect_low
     champion = champion if champion is not None and champion.version == version else None
     promoted = champion.promoted_at if champion else None
     former = champion.previous if champion and not champion.previous_trouble else None
+    learnt = report.reference.end - report.reference.start
     is_known = former_difference is not None and _known(former_difference.error) is not None
     return Evidence(
         result=report.result,
@@ -236,6 +260,7 @@ def gather(
         champion_age_days=max(0.0, (checked_at - promoted) / DAY) if promoted else None,
         former_version=former.version if former else None,
         former_difference=former_difference if is_known else None,
+        train_growth=(report.current.end - held_back - report.reference.start) / learnt,
         can_be_mapped=not (isinstance(labelled, MetricSet) and labelled.by_class),
         days=report.days,
         sentences=report.evidence,

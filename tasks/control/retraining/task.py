@@ -5,6 +5,7 @@ None is cached: what they change is in the database, which keeps each result and
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from prefect import runtime, task
@@ -37,6 +38,7 @@ def store_drift_result(
     former_difference: Comparison | None,
     use_case: str,
     policy: RetrainingPolicy,
+    held_back: timedelta,
 ) -> StoredResult:
     """Keep the result of a drift check, then emit `falaj.drift.judged`.
 
@@ -51,7 +53,8 @@ def store_drift_result(
 
     from tasks.control.retraining.decision import gather
 
-    evidence = gather(report, version, champion, former_difference, datetime.now(UTC))
+    now = datetime.now(UTC)
+    evidence = gather(report, version, champion, former_difference, now, held_back)
     result = _ledger().store_result(version.name, use_case, evidence, policy)
     emit_event(
         JUDGED,

@@ -1,6 +1,7 @@
 """The controller's flows on a real Prefect server: what they start, once, and what they record."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
@@ -134,7 +135,9 @@ def test_a_drift_check_stores_its_result_and_the_loop_ends_with_advice(
     @flow
     def check_and_advise() -> list[Outcome] | None:
         for _ in range(2):
-            store_drift_result(report, builders.reference(1), None, None, "journeys", FREE)
+            store_drift_result(
+                report, builders.reference(1), None, None, "journeys", FREE, timedelta()
+            )
         advice = advise_on_drift(MODEL, "journeys")
         return [made.outcome for made in advice.decisions] if advice else None
 

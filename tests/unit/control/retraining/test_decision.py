@@ -37,7 +37,7 @@ SEVERITY = [Action.NOTHING, Action.RECALIBRATE, Action.RETRAIN]
         (4, builders.shifted(0), Action.RECALIBRATE, Cause.CALIBRATION),
         (5, builders.stale(0), Action.RETRAIN, Cause.MODEL),
         (6, evidence(), Action.RETRAIN, Cause.MODEL),
-        (7, evidence(DriftResult.WATCH, auc=metric(-0.1)), Action.NOTHING, None),
+        (8, evidence(DriftResult.WATCH, auc=metric(-0.1)), Action.NOTHING, None),
     ],
 )
 def test_each_line_of_the_table_applies_to_its_evidence(
@@ -68,7 +68,7 @@ def test_a_stale_model_of_several_classes_is_retrained_and_never_mapped() -> Non
     stale = report.model_copy(
         update={"current_performance": several, "result": DriftResult.RETRAIN}
     )
-    seen = gather(stale, builders.reference(2), None, None, datetime.now(UTC))
+    seen = gather(stale, builders.reference(2), None, None, datetime.now(UTC), timedelta())
     assert decide(seen.model_copy(update={"can_be_mapped": True}), CONFIG).rule == 4
     choice = decide(seen, CONFIG)
     assert (choice.rule, choice.action) == (5, Action.RETRAIN)
@@ -147,16 +147,18 @@ def test_evidence_is_gathered_from_the_report_and_the_standing() -> None:
     report = builders.report(auc=metric(-0.1))
     known = builders.standing(2)
     now = known.promoted_at
-    seen = gather(report, builders.reference(2), known, None, now)
+    seen = gather(report, builders.reference(2), known, None, now, timedelta())
     assert (seen.version, seen.former_version, seen.champion_age_days) == (2, 1, 0.0)
     assert (seen.num_drifted, seen.drifted, seen.num_labelled) == (1, ("distance",), 1000)
     broken = known.model_copy(update={"previous_trouble": "model.json is missing"})
-    assert gather(report, builders.reference(2), broken, None, now).former_version is None
-    other = gather(report, builders.reference(3), known, None, now)
+    assert (
+        gather(report, builders.reference(2), broken, None, now, timedelta()).former_version is None
+    )
+    other = gather(report, builders.reference(3), known, None, now, timedelta())
     assert (other.former_version, other.champion_age_days) == (None, None)
     changes = {name: metric(-0.1 * n) for n, name in enumerate(CHANGES)}
     changed = builders.report().model_copy(update=changes)
-    seen = gather(changed, builders.reference(2), known, None, now)
+    seen = gather(changed, builders.reference(2), known, None, now, timedelta())
     assert {name: getattr(seen, name) for name in CHANGES} == changes
     assert seen.num_labelled == 0
 
@@ -188,6 +190,8 @@ def test_a_number_that_could_not_be_computed_is_not_known() -> None:
     lost = Metric(value=math.nan, low=-math.inf, high=math.nan)
     moved = builders.report().prediction.model_copy(update={"effect_low": math.nan})
     report = builders.report(auc=lost).model_copy(update={"prediction": moved})
-    seen = gather(report, builders.reference(1), None, comparison(lost), builders.FIRST_DAY)
+    seen = gather(
+        report, builders.reference(1), None, comparison(lost), builders.FIRST_DAY, timedelta()
+    )
     assert (seen.auc_change, seen.former_difference) == (None, None)
     assert seen.prediction_effect_low == 0.0
