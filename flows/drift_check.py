@@ -15,7 +15,7 @@ from prefect.logging import get_run_logger
 from flows.candidate import validated_rows
 from flows.config import PipelineConfig, suites_of
 from flows.decision import deployment_for, start_run
-from flows.stages import RECORDED, days_or_newest, moment_of_run, run_name
+from flows.stages import RECORDED, days_or_newest, held_back, moment_of_run, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, ServedWindow, TooFewPredictions
@@ -142,9 +142,8 @@ def _compared(
         former = fetch_version(standing.previous)
         then = score_model_window(former, current, report.current, config.evaluation)
         difference = compare_previous(then, now, current)
-    held_back = config.clock.held_back
     found = (report, champion.version, standing, difference)
-    store_drift_result(*found, config.name, policy, held_back)
+    store_drift_result(*found, config.name, policy, held_back(config))
     return report
 
 

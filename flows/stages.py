@@ -267,6 +267,11 @@ def run_name(
     return name
 
 
+def held_back(config: PipelineConfig) -> timedelta:
+    """Newest days that a rolled training judges by and does not learn from."""
+    return timedelta(days=config.clock.validation_days + config.clock.test_days)
+
+
 def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
     """The use case with its windows moved to the newest complete day; all else is unchanged.
 

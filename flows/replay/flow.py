@@ -200,7 +200,8 @@ def inject_fault(history: History, fault: Fault, first: Candidate, controller: W
 def walk_permuted(history: History, replay: ReplayConfig, days: list[datetime]) -> PermutedYears:
     """Walk histories in which nothing drifts, and count what was done there.
 
-    There no retraining is for more days to learn from, which needs no drift. Safe to retry: what was trained and checked is kept by its content.
+    No retraining there is for more days to learn from, which needs no drift.
+    Safe to retry: what was trained and checked is kept by its content.
     """
     acts: Counter[tuple[PolicyName, str]] = Counter()
     config = with_field(history.config, "retraining.retrain_at_growth", None)

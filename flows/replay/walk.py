@@ -17,6 +17,7 @@ from pydantic import Field
 
 from flows.replay.history import History, ReplayModel, code_of, keep_scores, measured
 from flows.replay.models import Candidate, recalibrate, retrain
+from flows.stages import held_back
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.drift import DayErrors, DriftReport, DriftResult
 from tasks.contracts.evaluation import Comparison
@@ -346,7 +347,7 @@ class Controller:
         former = None
         if state.previous and asks_for_former(report, state, config.retraining, moment):
             former = self._former_minus_present(window)
-        evidence = gather(report, state.version, state, former, moment, config.clock.held_back)
+        evidence = gather(report, state.version, state, former, moment, held_back(history.config))
         model, policy = config.registry.model_name, config.retraining
         self._ledger.store_result(model, config.name, evidence, policy)
         here = Here(state.version.version, recalibrates=not history.columns.classes)

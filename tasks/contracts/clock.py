@@ -63,11 +63,6 @@ class ClockConfig(Contract):
         default=28, ge=1, le=3660, description="Test window of a rolled training, days."
     )
 
-    @property
-    def held_back(self) -> timedelta:
-        """Newest days that a rolled training judges by and does not learn from."""
-        return timedelta(days=self.validation_days + self.test_days)
-
     def shows(self, moment: datetime) -> datetime:
         """The use case's time at a moment of the real world, UTC.
 

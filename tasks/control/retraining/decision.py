@@ -173,16 +173,15 @@ def promotion_hurts(evidence: Evidence, config: RetrainingPolicy) -> bool:
 def healed(evidence: Evidence, choice: Choice) -> frozenset[Cause]:
     """Causes whose open incidents this evidence ends.
 
-    Rows without a fault end that of the feed. A stable window ends all, and so does one whose
-    labels show that the model holds. Drift without labels ends nothing else: it does not show that
+    Rows without a fault end that of the feed. A stable window ends all but days that have grown,
+    and so does one whose labels show that the model holds. Drift without labels ends nothing else: it does not show that
     the model is good again.
     """
     if evidence.result is DriftResult.DATA_FAULT:
         return frozenset()
-    if choice.cause is None and (
-        evidence.result is DriftResult.STABLE or evidence.performance_known
-    ):
-        return frozenset(Cause)
+    holds = choice.cause in (None, Cause.GROWTH)
+    if holds and (evidence.result is DriftResult.STABLE or evidence.performance_known):
+        return frozenset(cause for cause in Cause if cause is not choice.cause)
     return frozenset({Cause.FEED})
 
 

@@ -48,6 +48,34 @@ def test_each_line_of_the_table_applies_to_its_evidence(
     assert choice.reason
 
 
+@pytest.mark.parametrize("seen", [builders.stable(0), evidence(DriftResult.WATCH)])
+def test_a_model_that_holds_is_retrained_where_the_days_to_train_on_have_grown(
+    seen: Evidence,
+) -> None:
+    asked = CONFIG.model_copy(update={"retrain_at_growth": 1.5})
+    grown, less = (seen.model_copy(update={"train_growth": growth}) for growth in (1.5, 1.49))
+    choice = decide(grown, asked)
+    assert (choice.rule, choice.action, choice.cause) == (7, Action.RETRAIN, Cause.GROWTH)
+    assert "factor of 1.50" in choice.reason
+    assert {decide(less, asked).action, decide(grown, CONFIG).action} == {Action.NOTHING}
+    faulty = builders.faulty(0).model_copy(update={"train_growth": 9.0})
+    assert decide(faulty, asked).action is Action.NOTHING
+
+
+def test_days_that_have_grown_end_every_other_trouble_of_a_stable_window() -> None:
+    asked = CONFIG.model_copy(update={"retrain_at_growth": 1.5})
+    grown = builders.stable(0).model_copy(update={"train_growth": 2.0})
+    assert healed(grown, decide(grown, asked)) == frozenset(Cause) - {Cause.GROWTH}
+
+
+def test_growth_is_what_a_retraining_would_learn_from_to_what_the_champion_did() -> None:
+    report = builders.report()
+    learnt = report.reference.end - report.reference.start
+    held_back = report.current.end - (report.reference.start + 1.75 * learnt)
+    seen = gather(report, builders.reference(2), None, None, datetime.now(UTC), held_back)
+    assert seen.train_growth == pytest.approx(1.75)
+
+
 def test_a_young_champion_is_kept_where_its_predecessor_is_not_better_for_certain() -> None:
     unsure = comparison(Metric(value=-0.01, low=-0.03, high=0.001))
     choice = decide(builders.hurt(0).model_copy(update={"former_difference": unsure}), CONFIG)
