@@ -19,6 +19,7 @@ from flows.candidate import with_encoded
 from flows.config import PipelineConfig, suites_of
 from flows.drift_check import columns_with_unit
 from flows.feature_refresh import bounded_suites
+from flows.replay.permuted import unjudged
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
     DatasetSchema,
@@ -28,7 +29,6 @@ from tasks.contracts.data import (
     TableRef,
     ValidatedDataset,
     ValidatedRows,
-    ValidationResult,
 )
 from tasks.contracts.replay import FalseAlarms, Sighting
 from tasks.evaluation.config import MonitoringConfig
@@ -113,7 +113,7 @@ def faulty_world(fault: Fault, config: PipelineConfig, settings: Settings) -> Fa
     whole = undisturbed_world(config, settings)
     if fault.kind == "labels-flipped" and whole.dataset is not None:
         snapshot = flip_labels(whole.dataset.snapshot, fault, settings.store)
-        broken, label = replace(whole, dataset=_unjudged(snapshot)), snapshot.columns.label
+        broken, label = replace(whole, dataset=unjudged(snapshot)), snapshot.columns.label
         told = f"{fault.amount:.1%} of the labels ({label}) turned around from {fault.start} on"
         return FaultyWorld(**vars(broken), fault=fault, described=told, named=frozenset([label]))
     suites = suites_of(config, settings.feature_repo).rows.items()
@@ -138,21 +138,7 @@ def _built(landed: LandedRows, config: PipelineConfig, settings: Settings) -> Wo
         suite = with_encoded(suites_of(config, repo).training_set, snapshot)
         return World(landed, tables, validate_snapshot(snapshot, suite, store), None)
     except DataContractError as exc:
-        return World(landed, tables, _unjudged(snapshot) if snapshot else None, str(exc))
-
-
-def _unjudged(snapshot: FeatureSnapshot) -> ValidatedDataset:
-    """A training set that is broken on purpose, in the form that scoring and training take."""
-    result = ValidationResult(
-        suite="none",
-        subject="snapshot",
-        subject_sha256=snapshot.data.sha256,
-        num_rows=snapshot.num_rows,
-        num_expectations=1,
-        result=snapshot.data,
-        warnings=("broken on purpose for a replay; no suite vouches for these rows",),
-    )
-    return ValidatedDataset(snapshot=snapshot, validation=result)
+        return World(landed, tables, unjudged(snapshot) if snapshot else None, str(exc))
 
 
 def sightings(

@@ -128,6 +128,7 @@ MEASUREMENTS = (
     Measurement("operation", "state", "the loop on S3 and PostgreSQL, and in a folder"),
     Measurement("operation", "backup", "the loop beside backups, and alone"),
     Measurement("operation", "costs", "the ledger of costs, and a control group"),
+    Measurement("operation", "replay", "a year replayed: policies, faults, time", True),
     Measurement("operation", "retraining", "from a drift result to its retraining"),
     Measurement("gpu", "precision", "networks in fp32, bf16 and fp16, and bare products"),
     Measurement("gpu", "strategies", "one rank on NCCL: Horovod, DDP, FSDP, and alone"),

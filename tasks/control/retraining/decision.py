@@ -174,8 +174,8 @@ def healed(evidence: Evidence, choice: Choice) -> frozenset[Cause]:
     """Causes whose open incidents this evidence ends.
 
     Rows without a fault end that of the feed. A stable window ends all but days that have grown,
-    and so does one whose labels show that the model holds. Drift without labels ends nothing else: it does not show that
-    the model is good again.
+    and so does one whose labels show that the model holds. Drift without labels ends nothing else:
+    it does not show that the model is good again.
     """
     if evidence.result is DriftResult.DATA_FAULT:
         return frozenset()

@@ -1,6 +1,7 @@
 """Rules of a replay that need no history: what is recommended, chosen, permuted, answered."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flows.config import suites_of
 from flows.replay.outcome import answered, priced, recommended
-from flows.replay.permuted import with_days_permuted
+from flows.replay.permuted import permuted, with_days_permuted
 from flows.replay.tuning import SPACE, Tried, chosen, current, with_field
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.replay import PolicyName, PolicyQuality, ReplayedAct, Sighting
 from tasks.contracts.telemetry import ResourceUse
+from tasks.kernel.errors import DataContractError
+from tasks.validation.runner import validate_snapshot
 from tests.support.replay import worlds
 
 START = datetime(2013, 7, 10, tzinfo=UTC)
@@ -122,3 +126,17 @@ def test_energy_that_no_meter_read_is_estimated_and_says_so() -> None:
     assert found.joules == pytest.approx(8 * 3600)
     assert found.amount == pytest.approx(0.04)
     assert not priced(ResourceUse(cpu_s=3600, joules=10.0)).estimated
+
+
+def test_a_permuted_history_has_the_same_rows_though_no_suite_would_let_it_pass(
+    tmp_path: Path,
+) -> None:
+    plain = worlds.history(tmp_path)
+    mixed = permuted(plain, seed=3)
+    with pytest.raises(DataContractError):
+        suite = suites_of(plain.config, worlds.FLIGHTS).training_set
+        validate_snapshot(mixed.dataset.snapshot, suite, plain.store)
+    row_id = plain.columns.row_id
+    assert sorted(mixed.rows[row_id]) == sorted(plain.rows[row_id])
+    assert (np.diff(mixed.times) >= np.timedelta64(0)).all()
+    assert mixed.dataset.snapshot.data.sha256 != plain.dataset.snapshot.data.sha256
