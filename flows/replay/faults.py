@@ -23,7 +23,6 @@ from flows.replay.permuted import unjudged
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
     DatasetSchema,
-    FeatureSnapshot,
     FeatureTables,
     LandedRows,
     TableRef,

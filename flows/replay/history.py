@@ -224,8 +224,8 @@ def parts(history: History, replay: ReplayConfig) -> tuple[TimeWindow, TimeWindo
         raise WindowError(
             f"a replay from {start:%Y-%m-%d} that judges from {middle:%Y-%m-%d} on does not fit "
             f"into the history of {config.name} ({whole}); expected a first day from "
-            f"{first + timedelta(days=1):%Y-%m-%d} on, when a first model can be trained, and a later day that judges. "
-            "Nothing was replayed"
+            f"{first + timedelta(days=1):%Y-%m-%d} on, when a first model can be trained, and a "
+            "later day that judges. Nothing was replayed"
         )
     bounds = [
         datetime.combine(moment.astimezone(zone).date(), clock_time.min, zone).astimezone(UTC)

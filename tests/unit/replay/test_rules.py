@@ -133,8 +133,8 @@ def test_a_permuted_history_has_the_same_rows_though_no_suite_would_let_it_pass(
 ) -> None:
     plain = worlds.history(tmp_path)
     mixed = permuted(plain, seed=3)
+    suite = suites_of(plain.config, worlds.FLIGHTS).training_set
     with pytest.raises(DataContractError):
-        suite = suites_of(plain.config, worlds.FLIGHTS).training_set
         validate_snapshot(mixed.dataset.snapshot, suite, plain.store)
     row_id = plain.columns.row_id
     assert sorted(mixed.rows[row_id]) == sorted(plain.rows[row_id])
