@@ -72,6 +72,7 @@ class Evidence(Contract):
         default=None,
         description="Days that a retraining would learn from, to those of the champion.",
     )
+    train_days: float | None = Field(default=None, description="Those of a retraining.")
     days: tuple[DayErrors, ...] = Field(
         default=(), description="Of the window; later checks test them together with their own."
     )
@@ -241,6 +242,7 @@ def gather(
     promoted = champion.promoted_at if champion else None
     former = champion.previous if champion and not champion.previous_trouble else None
     learnt = report.reference.end - report.reference.start
+    to_learn = report.current.end - held_back - report.reference.start
     is_known = former_difference is not None and _known(former_difference.error) is not None
     return Evidence(
         result=report.result,
@@ -259,7 +261,8 @@ def gather(
         champion_age_days=max(0.0, (checked_at - promoted) / DAY) if promoted else None,
         former_version=former.version if former else None,
         former_difference=former_difference if is_known else None,
-        train_growth=(report.current.end - held_back - report.reference.start) / learnt,
+        train_growth=to_learn / learnt,
+        train_days=to_learn / DAY,
         can_be_mapped=not (isinstance(labelled, MetricSet) and labelled.by_class),
         days=report.days,
         sentences=report.evidence,

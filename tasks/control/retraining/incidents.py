@@ -148,10 +148,16 @@ def _answer_trouble(
 
 
 def _did_not_help(incidents: Incidents, incident: Incident, result: StoredResult) -> str | None:
-    """What has ended and left the trouble; a retraining alone is given time for newer rows."""
+    """What has ended and left the trouble; a retraining alone is given time for newer rows.
+
+    One for more days is repeated once these have grown as much again.
+    """
     if incident.recalibrated:
         return KINDS[Action.RECALIBRATE]
-    again = timedelta(days=result.policy.retrain_again_days)
+    days, growth = result.policy.retrain_again_days, result.policy.retrain_at_growth
+    if incident.cause is Cause.GROWTH and growth is not None:
+        days = (result.evidence.train_days or 0.0) * (1 - 1 / growth)
+    again = timedelta(days=days)
     if incident.retrained_at is not None and incidents.now - incident.retrained_at >= again:
         return KINDS[Action.RETRAIN]
     return None

@@ -1,5 +1,8 @@
 """The controller of one model on a database of its own, and a platform that keeps its runs."""
 
+from collections.abc import Callable
+from datetime import datetime
+
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining import records
 from tasks.control.retraining.decision import Action, Evidence
@@ -31,8 +34,10 @@ class Runs:
 class Controller:
     """The controller of one model, on a database of its own."""
 
-    def __init__(self, url: str, policy: RetrainingPolicy = FREE) -> None:
-        self.ledger, self.policy, self.runs = Ledger(url), policy, Runs()
+    def __init__(
+        self, url: str, policy: RetrainingPolicy = FREE, clock: Callable[[], datetime] | None = None
+    ) -> None:
+        self.ledger, self.policy, self.runs = Ledger(url, clock), policy, Runs()
         self.champion: int | None = 1
         self.recalibrates = True
         self.asked_about: int | None = None

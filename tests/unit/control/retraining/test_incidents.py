@@ -42,6 +42,30 @@ def test_an_incident_has_one_run_however_long_it_lasts_and_a_promotion_ends_it(
     assert len(controller.runs.by_key) == 2
 
 
+def test_days_that_have_grown_are_learnt_from_once_until_they_have_grown_as_much_again(
+    database: Path,
+) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    policy = builders.FREE.model_copy(update={"retrain_at_growth": 1.5})
+    days = {"now": 0}
+    controller = Controller(
+        f"sqlite:///{database}", policy, lambda: start + timedelta(days=days["now"])
+    )
+
+    def see(day: int) -> list[Outcome]:
+        days["now"] = day
+        update = {"train_days": 100.0 + day, "train_growth": (100 + day) / 100}
+        made = controller.see(builders.stable(day).model_copy(update=update))
+        controller.end_runs()
+        return made
+
+    assert see(49) == [Outcome.NOTHING_TO_DO]
+    assert see(50) == [Outcome.ACTS]  # of 150 days, and its candidate was refused
+    assert see(124) == [Outcome.SAME_INCIDENT]
+    assert see(125) == [Outcome.ACTS]  # of 225 days
+    assert len(controller.runs.by_key) == 2
+
+
 def test_a_late_window_is_refused_and_a_year_played_again_is_not(controller: Controller) -> None:
     controller.see(builders.stable(60))
     assert controller.see(builders.stale(50)) == [Outcome.OUTDATED]
