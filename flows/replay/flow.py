@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from prefect import flow, task
 
 from flows.candidate import validated_rows
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, suites_of
 from flows.drift_check import columns_with_unit
 from flows.replay.config import ReplayConfig
 from flows.replay.faults import false_alarms, faulty_world, sightings
-from flows.replay.history import History, opened, parts
+from flows.replay.history import History, code_of, opened, parts
 from flows.replay.models import Candidate, retrain
 from flows.replay.outcome import (
     answered,
@@ -39,9 +39,14 @@ from tasks.contracts.replay import (
     ReplayedAct,
     ReplayResult,
 )
+from tasks.evaluation.drift import compare
+from tasks.evaluation.monitoring import monitor
+from tasks.features import injection
 from tasks.features.injection import Fault, parse_faults
 from tasks.kernel.retry_policy import uncached
+from tasks.kernel.settings import StagedFolder, code_digest, content_key
 from tasks.reporting.task import publish_replay
+from tasks.validation import runner
 
 TIMEOUT_S = 86_400
 DAYS_OF_A_YEAR = 365.25
@@ -173,6 +178,20 @@ def inject_fault(history: History, fault: Fault, first: Candidate, controller: W
     Rows that their validation refuses never become features, so then nothing else can happen.
     Safe to retry: what was built and checked is kept by its content.
     """
+    config, settings = history.config, history.settings
+    rules = code_of(injection, compare, monitor, runner)
+    suites = str(suites_of(config, settings.feature_repo))
+    key = content_key(
+        code_digest(__file__), rules, history.identity, str(fault), suites, first, controller
+    )
+
+    def build(folder: StagedFolder) -> FaultResult:
+        return _injected(history, fault, first, controller)
+
+    return history.store.build_once("replayed-faults", key, FaultResult, build)
+
+
+def _injected(history: History, fault: Fault, first: Candidate, controller: Walk) -> FaultResult:
     config, settings = history.config, history.settings
     world = faulty_world(fault, config, settings)
     seen = sightings(world, config, settings)
