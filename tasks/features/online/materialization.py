@@ -348,8 +348,7 @@ def forget_values(
     found: dict[str, int] = {}
     with provider.recorded("forget", subject, entities="one" if key else "all"):
         for name, view in views.items():
-            version = feast.config.entity_key_serialization_version
-            keys = [_packed(view, key, version)] if key else None
+            keys = [_packed(view, key)] if key else None
             meant = Removal(keys=keys, features=features or None)
             found[name] = max(
                 provider.online_store.remove_values(feast.config, each, meant)
@@ -406,12 +405,12 @@ def _meant(
     return views
 
 
-def _packed(view: FeatureView, key: Mapping[str, str], version: int) -> bytes:
+def _packed(view: FeatureView, key: Mapping[str, str]) -> bytes:
     kinds = {column.name: column.dtype.to_value_type() for column in view.entity_columns}
     names = tuple(sorted(kinds))
     group = KeyGroup(names, names, tuple(kinds[name] for name in names), views=(), cells=())
     values = tuple(key[name] for name in names)
-    return group.encoder(version)(values if len(values) > 1 else values[0])
+    return group.encoder()(values if len(values) > 1 else values[0])
 
 
 def _versions(feast: FeatureStore, view: FeatureView) -> list[FeatureView]:
