@@ -119,8 +119,9 @@ class AuditTrail:
     def lines(self) -> Iterator[AuditLine]:
         """All lines, oldest first."""
         for file in self._files():
-            for number, text in enumerate(_lines_of(file), start=1):
-                yield AuditLine(file.name, number, text)
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    yield AuditLine(file.name, number, line.removesuffix(b"\n"))
 
     def verify(self) -> AuditResult:
         """Follow the chain from the first line to the head.
@@ -229,11 +230,6 @@ def _read_head(folder: Path) -> str | None:
         return str(head["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _lines_of(file: Path) -> list[bytes]:
-    content = file.read_bytes()  # a disk that was full may have left an empty file
-    return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
 def _last_lines(file: Path, count: int) -> list[bytes]:

@@ -37,6 +37,7 @@ from tasks.features.tables.ledger import definitions_digest, read_json
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tasks.kernel.files import private_folder
 from tasks.kernel.settings import bring, put
+from tasks.kernel.values import faults
 from tasks.metadata.database import held_everywhere
 
 logger = logging.getLogger(__name__)
@@ -167,17 +168,15 @@ def claim_online_store(feast: FeatureStore) -> None:
             f"or, if the other is gone, remove field {feast.project} of hash {OWNERS}. Nothing was "
             "written"
         )
-    if alike := sorted(other for other in owners if _ends_alike(other, feast.project)):
+    name = feast.project
+    others = sorted(owners.keys() - {name})
+    if alike := [other for other in others if other.endswith(name) or name.endswith(other)]:
         client.hdel(OWNERS, feast.project)
         raise ConfigurationError(
             f"project {feast.project} and project {alike[0]} share this Redis, and one name ends "
             "in the other: Feast would remove the keys of both together. Rename one or use another "
             "Redis. Nothing was written"
         )
-
-
-def _ends_alike(other: str, project: str) -> bool:
-    return other != project and (other.endswith(project) or project.endswith(other))
 
 
 def _registry_identity(feast: FeatureStore) -> str:
@@ -217,11 +216,8 @@ def open_store(
     try:
         return GuardedFeatureStore(RepoConfig(**described, repo_path=repo), home)
     except ValidationError as exc:  # its own text would show passwords
-        faults = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_input=False)
-        )
         raise ConfigurationError(
-            f"{profile_file(repo).name} is refused by Feast: {faults}. Nothing was opened"
+            f"{profile_file(repo).name} is refused by Feast: {faults(exc)}. Nothing was opened"
         ) from None
     except OperationalError as exc:
         raise TransientError(
