@@ -30,7 +30,7 @@ from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import ColumnKind as ColumnKind
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.values import checked
+from tasks.kernel.values import checked, mistakes
 from tasks.validation.baseline import DAYS, Baseline, Statistic, literal, quoted
 
 Unit = Literal[
@@ -271,7 +271,8 @@ def read_suite(repo: Path, name: str, base: Suite | None = None) -> Suite:
     try:
         suite = Suite.model_validate(content)
     except ValidationError as exc:
-        raise ConfigurationError(f"{where}: {_faults(exc)}. Mend the file") from exc
+        found = "; ".join(f"{_place(place)}{error['msg']}" for place, error in mistakes(exc))
+        raise ConfigurationError(f"{where}: {found}. Mend the file") from exc
     if suite.suite != name:
         raise ConfigurationError(
             f"{where} calls itself {suite.suite!r}; expected {name!r}, the name of the file"
@@ -310,13 +311,6 @@ def _with_own_baseline(suite: Suite, repo: Path, name: str) -> Suite:
             content = read_yaml(path, where)
             return with_baseline(suite, checked(Baseline, content, where, "Profile it again"))
     return suite
-
-
-def _faults(exc: ValidationError) -> str:
-    return "; ".join(
-        f"{_place(error['loc'])}{error['msg'].removeprefix('Value error, ')}"
-        for error in exc.errors()
-    )
 
 
 def _place(location: tuple[int | str, ...]) -> str:

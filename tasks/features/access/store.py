@@ -299,16 +299,11 @@ def _check_sources(objects: list[Definition], store: FeatureStore) -> None:
         ConfigurationError: a table lacks a column, or a source passes over the table's `created`,
             so that training would see rows before they were in the store.
     """
-    tables = Path(getattr(store.config.offline_store, "tables_path", None) or ".")
     for view in objects:
         if not isinstance(view, FeatureView) or not isinstance(view.batch_source, FileSource):
             continue
         source = view.batch_source
-        present = {
-            name
-            for file in sorted((tables / source.path).glob("*.parquet"))[:1]
-            for name in pq.read_schema(file).names
-        }
+        present = table_columns(store, source)
         if not present:
             continue  # it is elsewhere, or nothing was computed yet
         times = [source.timestamp_field, source.created_timestamp_column]
@@ -326,6 +321,13 @@ def _check_sources(objects: list[Definition], store: FeatureStore) -> None:
                 "would count as known before they were in the store. Write "
                 'created_timestamp_column="created" there. Nothing was applied'
             )
+
+
+def table_columns(store: FeatureStore, source: FileSource) -> set[str]:
+    """Columns of the table that a source names; none where no rows are on this machine."""
+    tables = Path(getattr(store.config.offline_store, "tables_path", None) or ".")
+    files = sorted((tables / source.path).glob("*.parquet"))[:1]
+    return {name for file in files for name in pq.read_schema(file).names}
 
 
 def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definition]:

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from feast import FeatureStore, FeatureView
 from feast.feature_store import tqdm
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.features.access.provider import AuditedProvider
-from tasks.features.access.store import apply_definitions, open_store, quiet
+from tasks.features.access.store import apply_definitions, open_store, quiet, table_columns
 from tasks.features.access.versions import (
     publish_services,
     service_versions,
@@ -214,20 +213,18 @@ def _count_keys(
 
 def write_earlier_versions(
     feast: FeatureStore, start: datetime, last: datetime, num_versions: int
-) -> tuple[str, ...]:
+) -> None:
     """Write the views of each service's earlier versions that are not the newest of their view.
+
+    A version whose table has lost one of its columns cannot go on; it is left out with a warning,
+    and its values age.
 
     Args:
         start: first event time that is written.
         last: last event time that is written.
         num_versions: so many versions of each service before its newest one.
-
-    Returns:
-        What was written, such as `weather@v0`. A version whose table has lost one of its columns
-        cannot go on; it is left out with a warning, and its values age.
     """
     provider = feast._get_provider()
-    written = []
     for view in earlier_views(feast, num_versions):
         name = f"{view.name}@v{view.current_version_number}"
         if lost := _lost_columns(feast, view):
@@ -250,9 +247,7 @@ def write_earlier_versions(
                 feast.project,
                 lambda total: tqdm(total=total, disable=True),
             )
-        written.append(name)
         logger.info("materialized %s for an earlier version of a service", name)
-    return tuple(written)
 
 
 def earlier_views(feast: FeatureStore, num_versions: int) -> list[FeatureView]:
@@ -272,12 +267,12 @@ def earlier_views(feast: FeatureStore, num_versions: int) -> list[FeatureView]:
 def _lost_columns(feast: FeatureStore, view: FeatureView) -> list[str]:
     """Columns that the view reads and its table no longer has."""
     source = view.batch_source
-    files = sorted((Path(feast.config.offline_store.tables_path) / source.path).glob("*.parquet"))
-    present = set(pq.read_schema(files[0]).names) if files else set()
     columns = {new: old for old, new in source.field_mapping.items()}
     read = [*(f.name for f in view.features), *(c.name for c in view.entity_columns)]
     times = [t for t in (source.timestamp_field, source.created_timestamp_column) if t]
-    return sorted({*(columns.get(name, name) for name in read), *times} - present)
+    return sorted(
+        {*(columns.get(name, name) for name in read), *times} - table_columns(feast, source)
+    )
 
 
 def rebuild_views(

@@ -240,15 +240,9 @@ class NewerWinsOnlineStore:
         if progress:
             progress(len(data))
 
-    async def online_write_batch_async(
-        self,
-        config: RepoConfig,
-        table: FeatureView,
-        data: list[FeastRow],
-        progress: Callable[[int], Any] | None,
-    ) -> None:
+    async def online_write_batch_async(self, *arguments: Any, **options: Any) -> None:
         """As `online_write_batch`, on another thread."""
-        await asyncio.to_thread(self.online_write_batch, config, table, data, progress)
+        await asyncio.to_thread(self.online_write_batch, *arguments, **options)
 
 
 def _as_columns(rows: Sequence[FeastRow], features: Sequence[str]) -> EncodedRows:
