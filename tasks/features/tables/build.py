@@ -417,7 +417,7 @@ class _Draft:
             rows = self.folder.path / FEATURES / table.name
             for probe in probes(self.con, table, rows, window):
                 read_raw(max(since, probe.since or since), probe.until)
-                asked = probe.of_window(window)
+                asked = probe.part or window
                 compute_table(self.con, table, self.config, self.repo, asked, PROBED)
                 check_same_rows(self.con, table, rows, probe)
 
