@@ -270,7 +270,7 @@ class TrainingSet(Contract):
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
         _check_origin(self, "the training set")
-        is_name = re.fullmatch(r"[a-z][a-z0-9_]*", self.label)
+        is_name = self.label == self.label_column
         if self.sql and (self.label_known_after or span(self.predict_after) or not is_name):
             raise ValueError(
                 "the training set: label_known_after, predict_after and a label that is a SQL "
