@@ -10,7 +10,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
@@ -126,22 +126,17 @@ class GuardedFeatureStore(FeatureStore):
                 _HELD.reset(token)
 
 
-@contextmanager
-def file_lock(file: Path) -> Iterator[None]:
+def file_lock(file: Path) -> AbstractContextManager[object]:
     """Hold a file against other processes and threads.
 
     Raises:
         TransientError: another one holds it for too long.
     """
-
-    def held() -> TransientError:
-        return TransientError(
-            f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, pushing or "
-            "materializing. Run again when it is done. Nothing was changed"
-        )
-
-    with held_everywhere(file, wait_s=WRITER_WAIT_S, held=held):
-        yield
+    late = TransientError(
+        f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, pushing or "
+        "materializing. Run again when it is done. Nothing was changed"
+    )
+    return held_everywhere(file, wait_s=WRITER_WAIT_S, held=lambda: late)
 
 
 def claim_online_store(feast: FeatureStore) -> None:
