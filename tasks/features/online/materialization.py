@@ -27,6 +27,7 @@ from tasks.features.access.versions import (
 )
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name
+from tasks.features.offline.source import source_name
 from tasks.features.online.newer_wins import NewerWinsOnlineStore, Removal
 from tasks.features.online.plan import KeyGroup
 from tasks.features.online.vector_engine import BEGINNING, VectorComputeEngine
@@ -266,13 +267,10 @@ def earlier_views(feast: FeatureStore, num_versions: int) -> list[FeatureView]:
 
 def _lost_columns(feast: FeatureStore, view: FeatureView) -> list[str]:
     """Columns that the view reads and its table no longer has."""
-    source = view.batch_source
-    columns = {new: old for old, new in source.field_mapping.items()}
-    read = [*(f.name for f in view.features), *(c.name for c in view.entity_columns)]
+    source, present = view.batch_source, table_columns(feast, view.batch_source)
     times = [t for t in (source.timestamp_field, source.created_timestamp_column) if t]
-    return sorted(
-        {*(columns.get(name, name) for name in read), *times} - table_columns(feast, source)
-    )
+    read = [*times, *(column.name for column in (*view.features, *view.entity_columns))]
+    return sorted(name for name in read if source_name(source, name, present) is None)
 
 
 def rebuild_views(
