@@ -20,9 +20,10 @@ from pydantic import (
     model_validator,
 )
 
+from tasks.contracts.base import Contract
 from tasks.contracts.data import EncodedColumn, TaskKind
 from tasks.features.declared.aggregates import Aggregate, Duration, parse_aggregate, span, words_of
-from tasks.features.tables.raw_files import ColumnType, FrozenConfig, Identifier, RawTable
+from tasks.features.tables.raw_files import ColumnType, Identifier, RawTable
 from tasks.kernel.settings import USE_CASE_FILE
 
 CLOCK_SKEW = timedelta(minutes=5)
@@ -42,7 +43,7 @@ def _stays_inside(name: str) -> str:
 RepositoryFile = Annotated[str, AfterValidator(_stays_inside)]
 
 
-class StagingQuery(FrozenConfig):
+class StagingQuery(Contract):
     """A query over the raw tables that feature queries and the training set may read."""
 
     name: Identifier = Field(description="Table that the queries read.")
@@ -59,7 +60,7 @@ _FROM = AliasChoices("source", "from")
 """People write `from`, which cannot be the name of a field in Python."""
 
 
-class FeatureTable(FrozenConfig):
+class FeatureTable(Contract):
     """One table of features, the source of one feature view.
 
     Its query gives the entity keys, `event_timestamp` (the moment from which the values are known),
@@ -173,7 +174,7 @@ def _check_origin(part: "FeatureTable | TrainingSet", what: str) -> None:
         )
 
 
-class TrainingSet(FrozenConfig):
+class TrainingSet(Contract):
     """How training rows are made: the entity frame, its label and what the model may see of it.
 
     What is not given and can be read off the query's columns is filled in where the use case is
@@ -269,7 +270,7 @@ class TrainingSet(FrozenConfig):
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
         _check_origin(self, "the training set")
-        is_name = re.fullmatch(r"[a-z][a-z0-9_]*", self.label)
+        is_name = self.label == self.label_column
         if self.sql and (self.label_known_after or span(self.predict_after) or not is_name):
             raise ValueError(
                 "the training set: label_known_after, predict_after and a label that is a SQL "
@@ -343,7 +344,7 @@ class TrainingSet(FrozenConfig):
         return tuple(map(str, self.classes))
 
 
-class MaterializationConfig(FrozenConfig):
+class MaterializationConfig(Contract):
     """How far each materialization reaches back."""
 
     lateness_hours: float = Field(
@@ -361,7 +362,7 @@ class MaterializationConfig(FrozenConfig):
     )
 
 
-class ViewPolicy(FrozenConfig):
+class ViewPolicy(Contract):
     """What an online read does with a view's value that is too old, or was never written."""
 
     stale: Literal["null", "serve", "refuse"] = Field(
@@ -376,7 +377,7 @@ class ViewPolicy(FrozenConfig):
     )
 
 
-class OnlineConfig(FrozenConfig):
+class OnlineConfig(Contract):
     """How features are read online: freshness, and patience with the store."""
 
     policy: ViewPolicy = Field(default=ViewPolicy(), description="For views not named below.")
@@ -396,7 +397,7 @@ class OnlineConfig(FrozenConfig):
     )
 
 
-class FeatureConfig(FrozenConfig):
+class FeatureConfig(Contract):
     """Everything the feature stages need to know about one use case."""
 
     raw_tables: tuple[RawTable, ...] = Field(
@@ -463,18 +464,20 @@ class FeatureConfig(FrozenConfig):
 
     def time_of(self, source: str) -> str | None:
         """Column with the moments of a raw or staging table; queries hide raw tables' names."""
-        found = {table.name: table.time_column for table in self.raw_tables}
-        return {**found, **{query.name: query.time_column for query in self.staging}}[source]
+        return self._source(source).time_column
 
     def key_of(self, source: str) -> tuple[str, ...]:
         """Columns that name a row of a raw or staging table; none where nothing says so."""
-        found = {table.name: table.key for table in self.raw_tables}
-        return {**found, **{query.name: query.key for query in self.staging}}[source]
+        return self._source(source).key
 
     def columns_of(self, source: str) -> dict[str, ColumnType] | None:
         """Columns of a raw table with their types; None of a staging table."""
-        known = {table.name: table.columns for table in self.raw_tables}
-        return None if any(q.name == source for q in self.staging) else known[source]
+        found = self._source(source)
+        return found.columns if isinstance(found, RawTable) else None
+
+    def _source(self, name: str) -> RawTable | StagingQuery:
+        tables: tuple[RawTable | StagingQuery, ...] = (*self.raw_tables, *self.staging)
+        return {each.name: each for each in tables}[name]
 
     @property
     def entity_keys(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeDecorator
 
 from tasks.kernel.values import in_utc
@@ -52,14 +53,25 @@ NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 metadata = MetaData()
 
+
+def _counted(name: str, *parts: SchemaItem) -> Table:
+    """A table whose rows are numbered as they come."""
+    number = Column("number", NUMBER, primary_key=True, autoincrement=True)
+    return Table(name, metadata, number, *parts, sqlite_autoincrement=True)
+
+
+def _one_open(name: str, *columns: Column[str]) -> None:
+    """Let no two rows have the same values of these columns unless all but one are closed."""
+    is_open = columns[0].table.c.closed_at.is_(None)
+    Index(name, *columns, unique=True, sqlite_where=is_open, postgresql_where=is_open)
+
+
 # The retraining controller: drift results ("verdicts"), drift incidents ("episodes"), the one
 # action of each incident ("claims") and the record of decisions. Whoever decides about a model
 # holds a lock on its row in `models`.
 models = Table("falaj_governed", metadata, Column("model", String(120), primary_key=True))
-drift_results = Table(
+drift_results = _counted(
     "falaj_verdicts",
-    metadata,
-    Column("number", NUMBER, primary_key=True, autoincrement=True),
     Column("verdict_id", String(64), nullable=False, unique=True, key="result_id"),
     Column("model", String(120), nullable=False),
     Column("use_case", String(120), nullable=False),
@@ -72,7 +84,6 @@ drift_results = Table(
     Column("answered_at", UtcTime),
     Column("num_asked", Integer, nullable=False, default=0),
     Index("falaj_verdicts_of", "model", "use_case", "answered_at"),
-    sqlite_autoincrement=True,
 )
 incidents = Table(
     "falaj_episodes",
@@ -88,15 +99,7 @@ incidents = Table(
     Column("closed_at", UtcTime),
     Column("closed_by", Text),
 )
-Index(
-    "falaj_one_open_episode",
-    incidents.c.model,
-    incidents.c.use_case,
-    incidents.c.cause,
-    unique=True,
-    sqlite_where=incidents.c.closed_at.is_(None),
-    postgresql_where=incidents.c.closed_at.is_(None),
-)
+_one_open("falaj_one_open_episode", incidents.c.model, incidents.c.use_case, incidents.c.cause)
 actions = Table(
     "falaj_claims",
     metadata,
@@ -123,10 +126,8 @@ actions = Table(
     Column("uptime_s", Double),
     Index("falaj_claims_of", "model", "use_case", "state"),
 )
-decisions = Table(
+decisions = _counted(
     "falaj_decisions",
-    metadata,
-    Column("number", NUMBER, primary_key=True, autoincrement=True),
     Column("decided_at", UtcTime, nullable=False),
     Column("model", String(120), nullable=False),
     Column("use_case", String(120), nullable=False),
@@ -140,7 +141,6 @@ decisions = Table(
     Column("reason", Text, nullable=False),
     Column("actor", Text, nullable=False),
     Index("falaj_decisions_of", "model", "use_case", "number"),
-    sqlite_autoincrement=True,
 )
 
 # One row: a random name that was given to this database.
@@ -173,17 +173,9 @@ releases = Table(
     Column("can_split", Boolean, nullable=False),
     Column("config", Text, nullable=False),
 )
-Index(
-    "falaj_one_open_release",
-    releases.c.model,
-    unique=True,
-    sqlite_where=releases.c.closed_at.is_(None),
-    postgresql_where=releases.c.closed_at.is_(None),
-)
-periods = Table(
+_one_open("falaj_one_open_release", releases.c.model)
+periods = _counted(
     "falaj_release_periods",
-    metadata,
-    Column("number", NUMBER, primary_key=True, autoincrement=True),
     Column("release_id", ForeignKey("falaj_releases.release_id"), nullable=False, index=True),
     Column("step", Integer, nullable=False),
     Column("since", UtcTime, nullable=False),
@@ -192,12 +184,9 @@ periods = Table(
     Column("mirror", Float, nullable=False),
     Column("sticky", Boolean, nullable=False),
     Column("split", Boolean, nullable=False),
-    sqlite_autoincrement=True,
 )
-entries = Table(
+entries = _counted(
     "falaj_release_entries",
-    metadata,
-    Column("number", NUMBER, primary_key=True, autoincrement=True),
     Column("release_id", ForeignKey("falaj_releases.release_id"), nullable=False, index=True),
     Column("at", UtcTime, nullable=False),
     Column("actor", Text, nullable=False),
@@ -207,15 +196,12 @@ entries = Table(
     Column("step", Integer, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("evidence", Text),
-    sqlite_autoincrement=True,
 )
 
 # What each flow run took, without the runs inside it: a row a run and process, so that sums count
 # nothing twice. `root_id` is the outermost run. The row is renewed while the run lasts.
-uses = Table(
+uses = _counted(
     "falaj_uses",
-    metadata,
-    Column("number", NUMBER, primary_key=True, autoincrement=True),
     Column("run_id", String(80), nullable=False),
     Column("root_id", String(80), nullable=False, index=True),
     Column("flow", String(80), nullable=False),
@@ -233,5 +219,4 @@ uses = Table(
     Column("estimated", Boolean, nullable=False),
     Column("amount", Double),
     Column("currency", String(3), nullable=False),
-    sqlite_autoincrement=True,
 )

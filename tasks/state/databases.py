@@ -6,7 +6,7 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.kernel.files import shows_damage
 from tasks.kernel.settings import Settings
+from tasks.kernel.values import in_utc
 from tasks.metadata.database import insert_if_absent, open_database, transaction
 from tasks.metadata.tables import VERSION_TABLE, identities, metadata
 
@@ -161,7 +162,8 @@ def _copy_table(
     query = sa.select(*(source.c[column.name] for column in table.c))
     zoned = {c.name for c in table.c if getattr(c.type, "timezone", False)}
     for rows in old.execute(query).mappings().partitions(NUM_ROWS):
-        new.execute(table.insert(), [_fitting(dict(row), zoned) for row in rows])
+        fitting = [{n: _moment(v, zoned=n in zoned) for n, v in row.items()} for row in rows]
+        new.execute(table.insert(), fitting)
     for column in table.primary_key if new.dialect.name == "postgresql" else ():
         counter = new.execute(
             sa.text("SELECT pg_get_serial_sequence(:table, :column)"),
@@ -172,16 +174,11 @@ def _copy_table(
     return _digest(old, source, table)
 
 
-def _fitting(row: dict[str, Any], zoned: set[str]) -> dict[str, Any]:
-    """A row with its moments as the other database keeps them: in UTC, with or without a zone."""
-    return {name: _moment(value, zoned=name in zoned) for name, value in row.items()}
-
-
 def _moment(value: Any, *, zoned: bool) -> Any:
+    """A moment as the other database keeps it: in UTC, with or without a zone."""
     if not isinstance(value, datetime):
         return value
-    in_utc = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-    return in_utc if zoned else in_utc.replace(tzinfo=None)
+    return in_utc(value) if zoned else in_utc(value).replace(tzinfo=None)
 
 
 def _digest(connection: sa.Connection, table: sa.Table, columns: sa.Table) -> tuple[int, str]:

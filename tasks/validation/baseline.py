@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from tasks.contracts.base import TimeWindow
+from tasks.contracts.base import Contract, TimeWindow
 
 DAYS = "baseline_days"
 """Table of one row a day: for each column in words how it leaves its bands, null where it keeps."""
@@ -83,18 +83,14 @@ def literal(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Grid(_Value):
+class Grid(Contract):
     """Readings are `offset + k * step` for whole k, as of an instrument that rounds."""
 
     step: float = Field(gt=0)
     offset: float = 0.0
 
 
-class Relation(_Value):
+class Relation(Contract):
     """A column that others decide, such as a distance by its two ends, with the known values."""
 
     by: tuple[str, ...] = Field(min_length=1, description="Columns that decide it.")
@@ -104,7 +100,7 @@ class Relation(_Value):
     max_share: float = Field(ge=0, le=1, description="Share of a day's rows that may contradict.")
 
 
-class Baseline(_Value):
+class Baseline(Contract):
     """Bands from one clean window, and where they come from."""
 
     suite: str
@@ -123,14 +119,14 @@ class Baseline(_Value):
         default=None, description="Hours of a day, of 24, in which there is a row."
     )
     bands: dict[str, dict[Statistic, Band]]
-    grids: dict[str, Grid] = {}
+    grids: dict[str, Grid] = Field(default={})
     categories: dict[str, dict[str, tuple[float, float]]] = Field(
         default={}, description="Column to category to the share of a day's rows that has it."
     )
     known: dict[str, tuple[str, ...]] = Field(
         default={}, description="Column to every value it had; the others are `unseen`."
     )
-    relations: dict[str, Relation] = {}
+    relations: dict[str, Relation] = Field(default={})
 
     @model_validator(mode="after")
     def _statistics_have_what_they_need(self) -> Baseline:

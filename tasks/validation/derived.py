@@ -40,15 +40,14 @@ def base_suite(name: str, shape: TableShape) -> Suite:
         suite=name,
         subject=f"a row with its {' and '.join(shape.key)}",
         columns=columns,
-        profiling=Profiling(time_column=shape.time_column, skip=_names(shape)),
+        # Of columns of the key that only name a row, bands would say nothing.
+        profiling=Profiling(
+            time_column=shape.time_column,
+            skip=tuple(c for c in shape.key if c != shape.time_column),
+        ),
         derived=derived,
         expectations=tuple(rules),
     )
-
-
-def _names(shape: TableShape) -> tuple[str, ...]:
-    """Columns of the key that only name a row, of which bands would say nothing."""
-    return tuple(c for c in shape.key if c != shape.time_column)
 
 
 def _unique(shape: TableShape) -> Rule:

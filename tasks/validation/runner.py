@@ -92,8 +92,7 @@ def validate_tables(
             raise
     if refusals := [str(one) for one in outcomes if isinstance(one, DataContractError)]:
         raise DataContractError("\n".join(refusals))
-    results = [one for one in outcomes if isinstance(one, ValidationResult)]
-    return tuple(results)
+    return tuple(one for one in outcomes if isinstance(one, ValidationResult))
 
 
 def validate_snapshot(

@@ -18,8 +18,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     PositiveInt,
@@ -28,10 +26,11 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.base import TimeWindow
+from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import ColumnKind as ColumnKind
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
+from tasks.kernel.values import checked, mistakes
 from tasks.validation.baseline import DAYS, Baseline, Statistic, literal, quoted
 
 Unit = Literal[
@@ -67,11 +66,7 @@ def _is_one_sentence(text: str) -> str:
 Sentence = Annotated[str, AfterValidator(_is_one_sentence)]
 
 
-class _SuiteValue(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Rule(_SuiteValue):
+class Rule(Contract):
     """One expectation, or one for each of several columns, in GX's terms and in plain words."""
 
     type: str = Field(pattern=r"^expect_[a-z0-9_]+$", description="Great Expectations type.")
@@ -130,7 +125,7 @@ def _known_types() -> frozenset[str]:
 Columns = dict[ColumnKind, tuple[ColumnName, ...]]
 
 
-class Profiling(_SuiteValue):
+class Profiling(Contract):
     """How a baseline window of this table is profiled."""
 
     time_column: ColumnName | None = Field(
@@ -150,7 +145,7 @@ class Profiling(_SuiteValue):
     )
 
 
-class Suite(_SuiteValue):
+class Suite(Contract):
     """What must hold for one kind of table."""
 
     suite: Identifier
@@ -267,8 +262,7 @@ def read_suite(repo: Path, name: str, base: Suite | None = None) -> Suite:
         content = read_yaml(path, where)
     except FileNotFoundError as exc:
         if base is not None:
-            baseline = _read_baseline(repo, name)
-            return with_baseline(base, baseline) if baseline else base
+            return _with_own_baseline(base, repo, name)
         present = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
         raise ConfigurationError(
             f"{where} does not exist in {repo}; it has the suites {present}. Write it, or name one "
@@ -277,13 +271,13 @@ def read_suite(repo: Path, name: str, base: Suite | None = None) -> Suite:
     try:
         suite = Suite.model_validate(content)
     except ValidationError as exc:
-        raise ConfigurationError(f"{where}: {_faults(exc)}. Mend the file") from exc
+        found = "; ".join(f"{_place(place)}{error['msg']}" for place, error in mistakes(exc))
+        raise ConfigurationError(f"{where}: {found}. Mend the file") from exc
     if suite.suite != name:
         raise ConfigurationError(
             f"{where} calls itself {suite.suite!r}; expected {name!r}, the name of the file"
         )
-    baseline = _read_baseline(repo, name)
-    return with_baseline(suite, baseline) if baseline else suite
+    return _with_own_baseline(suite, repo, name)
 
 
 def with_baseline(suite: Suite, baseline: Baseline) -> Suite:
@@ -309,23 +303,14 @@ def with_baseline(suite: Suite, baseline: Baseline) -> Suite:
     return Suite(**{**fields, "baseline": baseline, "expectations": (*suite.expectations, rules)})
 
 
-def _read_baseline(repo: Path, name: str) -> Baseline | None:
+def _with_own_baseline(suite: Suite, repo: Path, name: str) -> Suite:
     for folder in FOLDERS:
         path = repo / FOLDER / folder / f"{name}.yaml"
         where = f"suite file {FOLDER}/{folder}/{name}.yaml"
         if path.exists():
-            try:
-                return Baseline.model_validate(read_yaml(path, where))
-            except ValidationError as exc:
-                raise ConfigurationError(f"{where}: {_faults(exc)}. Profile it again") from exc
-    return None
-
-
-def _faults(exc: ValidationError) -> str:
-    return "; ".join(
-        f"{_place(error['loc'])}{error['msg'].removeprefix('Value error, ')}"
-        for error in exc.errors()
-    )
+            content = read_yaml(path, where)
+            return with_baseline(suite, checked(Baseline, content, where, "Profile it again"))
+    return suite
 
 
 def _place(location: tuple[int | str, ...]) -> str:

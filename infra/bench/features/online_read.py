@@ -115,7 +115,7 @@ class _Raw:
         project = self._plan.project.encode()
         return [
             [
-                group.encoder(self._plan.key_version)(key) + project
+                group.encoder()(key) + project
                 for key in RequestedKeys(group, entities, count).distinct
             ]
             for group in self._plan.groups

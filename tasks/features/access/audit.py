@@ -119,8 +119,9 @@ class AuditTrail:
     def lines(self) -> Iterator[AuditLine]:
         """All lines, oldest first."""
         for file in self._files():
-            for number, text in enumerate(_lines_of(file), start=1):
-                yield AuditLine(file.name, number, text)
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    yield AuditLine(file.name, number, line.removesuffix(b"\n"))
 
     def verify(self) -> AuditResult:
         """Follow the chain from the first line to the head.
@@ -128,23 +129,20 @@ class AuditTrail:
         A process that was killed between a line and the head leaves the head one line behind;
         that is no fault. Acts of other processes wait meanwhile.
         """
-        with self._reading():
-            return self._follow()
-
-    def _follow(self) -> AuditResult:
         faults: list[str] = []
         digests = [BEGINNING]
-        for line in self.lines():
-            named = line.content.get("previous")
-            if named is None:
-                faults.append(f"{line.file} line {line.number} is cut off or is no audit line")
-            elif named != digests[-1]:
-                faults.append(
-                    f"{line.file} line {line.number} does not follow the line before it: one was "
-                    "changed, removed or put in between"
-                )
-            digests.append(line.digest)
-        head = _read_head(self.folder)
+        with self._reading():
+            for line in self.lines():
+                named = line.content.get("previous")
+                if named is None:
+                    faults.append(f"{line.file} line {line.number} is cut off or is no audit line")
+                elif named != digests[-1]:
+                    faults.append(
+                        f"{line.file} line {line.number} does not follow the line before it: one "
+                        "was changed, removed or put in between"
+                    )
+                digests.append(line.digest)
+            head = _read_head(self.folder)
         if head is None and len(digests) > 1:
             faults.append("head.json is missing or spoilt: the newest lines cannot be vouched for")
         elif head is not None and head not in digests[-2:]:
@@ -229,11 +227,6 @@ def _read_head(folder: Path) -> str | None:
         return str(head["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _lines_of(file: Path) -> list[bytes]:
-    content = file.read_bytes()  # a disk that was full may have left an empty file
-    return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
 def _last_lines(file: Path, count: int) -> list[bytes]:

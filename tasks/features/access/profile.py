@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
 from urllib.parse import parse_qs, urlsplit
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import DEFAULT_PROFILE, Settings
 
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
@@ -160,32 +160,20 @@ def profile_file(repo: Path) -> Path:
     return files[name]
 
 
-def read_profile(
-    home: Path, repo: Path, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def read_profile(home: Path, repo: Path) -> dict[str, Any]:
     """What the profile says, with the environment's values in place and every guard passed.
 
     Args:
         home: state folder, `${FALAJ_HOME}` in the file.
         repo: feature repository; `${FALAJ_PROJECT}` in a built-in file is its use case.
-        environment: values for `${NAME}`; None for those of this process.
 
     Raises:
         ConfigurationError: the file is missing or wrong, names a variable that is not set, or asks
             for something that loses rows, lets stale values win or sends secrets unencrypted.
     """
     file = profile_file(repo)
-    try:
-        described = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise ConfigurationError(
-            f"{file.name} cannot be read ({exc}); expected Feast's YAML. Nothing was opened"
-        ) from exc
-    if not isinstance(described, dict):
-        raise ConfigurationError(
-            f"{file.name} holds no settings; expected Feast's YAML. Nothing was opened"
-        )
-    values = {**(os.environ if environment is None else environment), "FALAJ_HOME": str(home)}
+    described = read_yaml(file, file.name)
+    values = {**os.environ, "FALAJ_HOME": str(home)}
     if not file.is_relative_to(repo):
         values["FALAJ_PROJECT"] = Settings(home, repo).use_case.replace("-", "_")
     missing: set[str] = set()

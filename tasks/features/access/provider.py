@@ -84,10 +84,7 @@ class AuditedProvider(PassthroughProvider):
             )
 
     def ingest_df(
-        self,
-        feature_view: FeatureView,
-        df: pd.DataFrame,
-        field_mapping: dict[str, str] | None = None,
+        self, feature_view: FeatureView, df: pd.DataFrame, *arguments: Any, **options: Any
     ) -> None:
         """Push rows online.
 
@@ -95,13 +92,10 @@ class AuditedProvider(PassthroughProvider):
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
         with self._pushed(feature_view, "online", df):
-            super().ingest_df(feature_view, df, field_mapping)
+            super().ingest_df(feature_view, df, *arguments, **options)
 
     async def ingest_df_async(
-        self,
-        feature_view: FeatureView,
-        df: pd.DataFrame,
-        field_mapping: dict[str, str] | None = None,
+        self, feature_view: FeatureView, df: pd.DataFrame, *arguments: Any, **options: Any
     ) -> None:
         """Push rows online, without blocking.
 
@@ -109,7 +103,7 @@ class AuditedProvider(PassthroughProvider):
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
         with self._pushed(feature_view, "online", df):
-            await super().ingest_df_async(feature_view, df, field_mapping)
+            await super().ingest_df_async(feature_view, df, *arguments, **options)
 
     def ingest_df_to_offline_store(self, feature_view: FeatureView, table: pa.Table) -> None:
         """Push rows offline.

@@ -10,7 +10,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
@@ -37,6 +37,7 @@ from tasks.features.tables.ledger import definitions_digest, read_json
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tasks.kernel.files import private_folder
 from tasks.kernel.settings import bring, put
+from tasks.kernel.values import faults
 from tasks.metadata.database import held_everywhere
 
 logger = logging.getLogger(__name__)
@@ -125,22 +126,17 @@ class GuardedFeatureStore(FeatureStore):
                 _HELD.reset(token)
 
 
-@contextmanager
-def file_lock(file: Path) -> Iterator[None]:
+def file_lock(file: Path) -> AbstractContextManager[object]:
     """Hold a file against other processes and threads.
 
     Raises:
         TransientError: another one holds it for too long.
     """
-
-    def held() -> TransientError:
-        return TransientError(
-            f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, pushing or "
-            "materializing. Run again when it is done. Nothing was changed"
-        )
-
-    with held_everywhere(file, wait_s=WRITER_WAIT_S, held=held):
-        yield
+    late = TransientError(
+        f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, pushing or "
+        "materializing. Run again when it is done. Nothing was changed"
+    )
+    return held_everywhere(file, wait_s=WRITER_WAIT_S, held=lambda: late)
 
 
 def claim_online_store(feast: FeatureStore) -> None:
@@ -167,17 +163,15 @@ def claim_online_store(feast: FeatureStore) -> None:
             f"or, if the other is gone, remove field {feast.project} of hash {OWNERS}. Nothing was "
             "written"
         )
-    if alike := sorted(other for other in owners if _ends_alike(other, feast.project)):
+    name = feast.project
+    others = sorted(owners.keys() - {name})
+    if alike := [other for other in others if other.endswith(name) or name.endswith(other)]:
         client.hdel(OWNERS, feast.project)
         raise ConfigurationError(
             f"project {feast.project} and project {alike[0]} share this Redis, and one name ends "
             "in the other: Feast would remove the keys of both together. Rename one or use another "
             "Redis. Nothing was written"
         )
-
-
-def _ends_alike(other: str, project: str) -> bool:
-    return other != project and (other.endswith(project) or project.endswith(other))
 
 
 def _registry_identity(feast: FeatureStore) -> str:
@@ -217,11 +211,8 @@ def open_store(
     try:
         return GuardedFeatureStore(RepoConfig(**described, repo_path=repo), home)
     except ValidationError as exc:  # its own text would show passwords
-        faults = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_input=False)
-        )
         raise ConfigurationError(
-            f"{profile_file(repo).name} is refused by Feast: {faults}. Nothing was opened"
+            f"{profile_file(repo).name} is refused by Feast: {faults(exc)}. Nothing was opened"
         ) from None
     except OperationalError as exc:
         raise TransientError(
@@ -303,16 +294,11 @@ def _check_sources(objects: list[Definition], store: FeatureStore) -> None:
         ConfigurationError: a table lacks a column, or a source passes over the table's `created`,
             so that training would see rows before they were in the store.
     """
-    tables = Path(getattr(store.config.offline_store, "tables_path", None) or ".")
     for view in objects:
         if not isinstance(view, FeatureView) or not isinstance(view.batch_source, FileSource):
             continue
         source = view.batch_source
-        present = {
-            name
-            for file in sorted((tables / source.path).glob("*.parquet"))[:1]
-            for name in pq.read_schema(file).names
-        }
+        present = table_columns(store, source)
         if not present:
             continue  # it is elsewhere, or nothing was computed yet
         times = [source.timestamp_field, source.created_timestamp_column]
@@ -330,6 +316,13 @@ def _check_sources(objects: list[Definition], store: FeatureStore) -> None:
                 "would count as known before they were in the store. Write "
                 'created_timestamp_column="created" there. Nothing was applied'
             )
+
+
+def table_columns(store: FeatureStore, source: FileSource) -> set[str]:
+    """Columns of the table that a source names; none where no rows are on this machine."""
+    tables = Path(getattr(store.config.offline_store, "tables_path", None) or ".")
+    files = sorted((tables / source.path).glob("*.parquet"))[:1]
+    return {name for file in files for name in pq.read_schema(file).names}
 
 
 def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definition]:

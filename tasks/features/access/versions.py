@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from feast import FeatureService, FeatureStore, FeatureView
-from feast.errors import FeastObjectNotFoundException, FeatureServiceNotFoundException
+from feast.errors import FeastObjectNotFoundException
 from feast.feature_view_projection import FeatureViewProjection
 
 from tasks.kernel.errors import ConfigurationError
@@ -132,9 +132,10 @@ def apply_service_versions(feast: FeatureStore, services: Sequence[FeatureServic
 def publish_services(feast: FeatureStore) -> None:
     """Let every plain name lead to the newest version; its values must be online by now."""
     moved = []
+    plain = {each.name: each.tags.get(VERSION_TAG) for each in feast.list_feature_services()}
     for version in _kept_versions(feast):
-        newest = newest_version(feast, version.name)
-        if newest == version and published_version(feast, version.name) != version:
+        is_newest = version == newest_version(feast, version.name)
+        if is_newest and plain.get(version.name) != str(version.number):
             service = feast.get_feature_service(version.registered_name)
             moved.append(_renamed(service, version.name, version.number))
             logger.info("feature service %s: readers get version %d", version.name, version.number)
@@ -156,16 +157,6 @@ def _kept_versions(feast: FeatureStore) -> list[ServiceVersion]:
 def newest_version(feast: FeatureStore, name: str) -> ServiceVersion | None:
     """The newest version of a service, None where it has none."""
     return next(reversed(service_versions(feast, name)), None)
-
-
-def published_version(feast: FeatureStore, name: str) -> ServiceVersion | None:
-    """The version that the plain name leads to, None where it is not registered."""
-    try:
-        service = feast.get_feature_service(name)
-    except FeatureServiceNotFoundException:
-        return None
-    number = int(service.tags.get(VERSION_TAG, 0))
-    return next((v for v in service_versions(feast, name) if v.number == number), None)
 
 
 def is_kept(feast: FeatureStore, registered: object) -> bool:

@@ -57,10 +57,6 @@ class Probe:
     """What it shows where values are others then."""
     cure: str
 
-    def of_window(self, window: TimeWindow) -> TimeWindow:
-        """The window that the query is asked for."""
-        return self.part or window
-
 
 def probes(
     con: duckdb.DuckDBPyConnection, table: FeatureTable, rows: Path, computed: TimeWindow

@@ -43,8 +43,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from feast import FeatureService, FeatureStore
-from feast.data_source import DataSource
+from feast import FeatureService, FeatureStore, FeatureView
 from feast.feature_view import DUMMY_ENTITY_ID
 from feast.repo_config import RepoConfig
 from feast.value_type import ValueType
@@ -54,7 +53,8 @@ from tasks.contracts.data import FeatureTables
 from tasks.features.access.store import find_service, open_store
 from tasks.features.checks.report import ParityDifference, ParityReport, ViewParity
 from tasks.features.config import FeatureConfig, OnlineConfig
-from tasks.features.offline.source import damage_explained, moment, scan, source_name
+from tasks.features.offline.join import ViewJoin
+from tasks.features.offline.source import damage_explained
 from tasks.features.online.answer import Freshness, OnlineAnswer
 from tasks.features.online.plan import FLOATS, KeyGroup, PlannedFeature, PlannedView
 from tasks.features.online.reader import OnlineReader
@@ -119,7 +119,7 @@ def draw_entities(
                 "materialized; run the feature refresh. Nothing was compared"
             )
         group = next(g for g in reader.plan.groups if position in g.views)
-        newest = _newest(view.definition.batch_source, group, feast.config, watermark)
+        newest = _newest(view.definition, group, feast.config, watermark)
         found, passed = _with_rows(newest, position, view, group, watermark)
         drawn += [*found, *_without_rows(newest, reader, position, group, watermark)]
         overtaken.append(passed)
@@ -127,7 +127,7 @@ def draw_entities(
 
 
 def _newest(
-    source: DataSource, group: KeyGroup, config: RepoConfig, watermark: datetime
+    view: FeatureView, group: KeyGroup, config: RepoConfig, watermark: datetime
 ) -> pl.DataFrame:
     """For each key its row before the watermark, and what comes after it.
 
@@ -136,23 +136,14 @@ def _newest(
     """
     import polars as pl
 
-    with damage_explained(source):
-        rows = scan(source, config)
-        kinds = rows.collect_schema()
-
-        def column(name: str) -> str:
-            return source_name(source, name, kinds.names()) or name
-
-        def time(name: str) -> pl.Expr:
-            return moment(column(name), kinds[column(name)], known_from=True)
-
-        event = time(source.timestamp_field)
-        created = source.created_timestamp_column
+    join = ViewJoin.of(view, [], full_names=False)
+    rows, names, event, created = join.read(config)
+    with damage_explained(join.source):
         keys = [
-            pl.col(column(key)).alias(name)
+            pl.col(names[key]).alias(name)
             for key, name in zip(group.join_keys, _key_names(group), strict=False)
         ]
-        known = pl.max_horizontal(event, time(created)) if created else event
+        known = pl.max_horizontal(event, created)
         before = pl.col("event") < watermark
         is_newest = pl.col("event") == pl.col("event").filter(before).max()
         read = rows.select(*keys, event.alias("event"), known.alias("known"), one=0)

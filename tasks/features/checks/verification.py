@@ -8,7 +8,7 @@ the feature repository may have moved on; they are not read.
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,16 +148,15 @@ def _rebuild(
     # The evidence is laid out like a repository: its SQL files bear the names of the configuration.
     write_entities(tables, snapshot.window, config, evidence, store, frame)
     definitions = json.loads((evidence / DEFINITIONS).read_text())
-    with _private_store(definitions, settings, features_folder(tables, store), scratch) as feast:
-        service = feast.list_feature_services()[0]
-        retrieve(feast, service, config.training_set, frame, target)
+    feast = _private_store(definitions, settings, features_folder(tables, store), scratch)
+    service = feast.list_feature_services()[0]
+    retrieve(feast, service, config.training_set, frame, target)
     return target
 
 
-@contextmanager
 def _private_store(
     definitions: dict[str, Any], settings: Settings, tables_path: Path, scratch: Path
-) -> Iterator[FeatureStore]:
+) -> FeatureStore:
     """A feature store with nothing but the pinned definitions and tables."""
     home, repo = settings.features_home, settings.feature_repo
     described = read_profile(home, repo)
@@ -181,7 +180,7 @@ def _private_store(
             registry.apply_feature_view(view, project)
         service = _parsed(definitions["feature_service"], FeatureServiceProto())
         registry.apply_feature_service(FeatureService.from_proto(service), project)
-    yield feast
+    return feast
 
 
 def _parsed(content: dict[str, Any], empty: Proto) -> Proto:

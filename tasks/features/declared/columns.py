@@ -16,7 +16,6 @@ from itertools import takewhile
 from pathlib import Path
 
 import duckdb
-from pydantic import ValidationError
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ColumnKind, TableShape
@@ -27,6 +26,7 @@ from tasks.features.tables.build import check_columns, run_query
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import digest_of, read_yaml
 from tasks.kernel.settings import USE_CASE_FILE
+from tasks.kernel.values import checked
 
 Types = dict[str, str]
 """Column to DuckDB's type of it, as a Parquet file gives it back."""
@@ -87,14 +87,12 @@ def read_features(repo: Path) -> tuple[dict[str, object], FeatureConfig]:
     """
     try:
         described = read_yaml(repo / USE_CASE_FILE, USE_CASE_FILE)
-        config = FeatureConfig.model_validate(described.get("features"))
     except FileNotFoundError as exc:
         raise ConfigurationError(
             f"{repo / USE_CASE_FILE} does not exist; write it, or name another project"
         ) from exc
-    except ValidationError as exc:
-        told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors())
-        raise ConfigurationError(f"{USE_CASE_FILE}, features: {told}") from exc
+    where, undone = f"{USE_CASE_FILE}, features", "Nothing was run"
+    config = checked(FeatureConfig, described.get("features"), where, undone)
     return described, completed(config, str(described.get("name")), repo)
 
 

@@ -143,7 +143,7 @@ class ViewJoin:
         """
         import polars as pl
 
-        rows, names, event, created = self._read(config)
+        rows, names, event, created = self.read(config)
         kinds = rows.collect_schema()
         pairs = [
             (names[theirs], ours, self._common(names[theirs], kinds, asked[ours]))
@@ -165,7 +165,7 @@ class ViewJoin:
         known = _choosable(read.with_columns(available=available).collect(), len(keys))
         return known, [pl.col(ours).cast(k).alias(f"k{n}") for n, (_, ours, k) in enumerate(pairs)]
 
-    def _read(self, config: RepoConfig) -> tuple[pl.LazyFrame, dict[str, str], pl.Expr, pl.Expr]:
+    def read(self, config: RepoConfig) -> tuple[pl.LazyFrame, dict[str, str], pl.Expr, pl.Expr]:
         """The source; names the view knows to its own; event time; creation, or that again."""
         with damage_explained(self.source):
             rows = scan(self.source, config)

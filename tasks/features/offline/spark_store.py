@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,8 @@ class GuardedSparkOfflineStore(SparkOfflineStore):
     ) -> GuardedSparkJob:
         """Newest row of every key with an event time in [start_date, end_date]."""
         pull = SparkOfflineStore.pull_latest_from_table_or_query
-        return _pulled(pull, config, data_source, *arguments, **options)
+        source = _source_on_spark(data_source, config)
+        return GuardedSparkJob.of(pull(config, source, *arguments, **options), None)
 
     @staticmethod
     def pull_all_from_table_or_query(
@@ -103,7 +104,8 @@ class GuardedSparkOfflineStore(SparkOfflineStore):
     ) -> GuardedSparkJob:
         """All rows with an event time in [start_date, end_date]; an open end where None."""
         pull = SparkOfflineStore.pull_all_from_table_or_query
-        return _pulled(pull, config, data_source, *arguments, **options)
+        source = _source_on_spark(data_source, config)
+        return GuardedSparkJob.of(pull(config, source, *arguments, **options), None)
 
 
 class GuardedSparkJob(SparkRetrievalJob):
@@ -172,17 +174,6 @@ class GuardedSparkJob(SparkRetrievalJob):
     def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
         frame: pd.DataFrame = self._to_arrow_internal(timeout).to_pandas()
         return frame
-
-
-def _pulled(
-    pull: Callable[..., Any],
-    config: RepoConfig,
-    source: DataSource,
-    *arguments: Any,
-    **options: Any,
-) -> GuardedSparkJob:
-    job = pull(config, _source_on_spark(source, config), *arguments, **options)
-    return GuardedSparkJob.of(job, None)
 
 
 def _tables(config: RepoConfig) -> SparkTables:

@@ -39,8 +39,6 @@ from tasks.kernel.values import in_utc
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["AsofDuckDBOfflineStore", "AsofDuckDBOfflineStoreConfig", "AsofRetrievalJob"]
-
 
 class AsofDuckDBOfflineStoreConfig(DuckDBOfflineStoreConfig):
     """Settings in `feature_store.yaml`."""
@@ -113,14 +111,7 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
 
     @staticmethod
     def pull_latest_from_table_or_query(
-        config: RepoConfig,
-        data_source: DataSource,
-        join_key_columns: list[str],
-        feature_name_columns: list[str],
-        timestamp_field: str,
-        created_timestamp_column: str | None,
-        start_date: datetime,
-        end_date: datetime,
+        config: RepoConfig, data_source: DataSource, *arguments: Any, **options: Any
     ) -> RetrievalJob:
         """Newest row of every key with an event time in [start_date, end_date].
 
@@ -128,32 +119,17 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
         time being the oldest; among those equal in all, the last of the source. A null key is a key
         like any other. No named feature means all columns.
         """
-        pull = _Pull(
-            config, data_source, join_key_columns, feature_name_columns, timestamp_field,
-            created_timestamp_column, start_date, end_date,
-        )  # fmt: skip
-        return pull.job(newest=True)
+        return _Pull(config, data_source, *arguments, **options).job(newest=True)
 
     @staticmethod
     def pull_all_from_table_or_query(
-        config: RepoConfig,
-        data_source: DataSource,
-        join_key_columns: list[str],
-        feature_name_columns: list[str],
-        timestamp_field: str,
-        created_timestamp_column: str | None = None,
-        start_date: datetime | None = None,
-        end_date: datetime | None = None,
+        config: RepoConfig, data_source: DataSource, *arguments: Any, **options: Any
     ) -> RetrievalJob:
         """All rows with an event time in [start_date, end_date]; an open end where None.
 
         No named feature means all columns.
         """
-        pull = _Pull(
-            config, data_source, join_key_columns, feature_name_columns, timestamp_field,
-            created_timestamp_column, start_date, end_date,
-        )  # fmt: skip
-        return pull.job()
+        return _Pull(config, data_source, *arguments, **options).job()
 
     @staticmethod
     def offline_write_batch(

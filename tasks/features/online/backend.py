@@ -45,7 +45,7 @@ class OnlineBackend:
 
     def __init__(self, store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> None:
         self._store, self._plan, self._config = store, plan, config
-        self._encoders = [group.encoder(plan.key_version) for group in plan.groups]
+        self._encoders = [group.encoder() for group in plan.groups]
 
     def fetch(self, keys: Sequence[list[Any]]) -> list[Rows]:
         """Cells of the distinct keys of each group of the plan, in their order.
@@ -246,14 +246,14 @@ class FeastBackend(OnlineBackend):
         return rows
 
 
-def key_values(packed: bytes, version: int) -> dict[str, Any]:
+def key_values(packed: bytes) -> dict[str, Any]:
     """Join keys and values of a serialized entity key.
 
     Raises:
         FeatureStoreError: it is none.
     """
     try:
-        key = deserialize_entity_key(packed, version)
+        key = deserialize_entity_key(packed)
     except (struct.error, ValueError, IndexError, TypeError) as exc:
         raise FeatureStoreError(
             f"the online store holds a key that is no entity key of Feast ({exc}). Nothing was "

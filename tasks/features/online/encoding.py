@@ -234,12 +234,10 @@ def _timestamps(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray 
     return tagged_varints(_tag(value_type), seconds, everything)
 
 
-def _texts(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
-    return delimited(_tag(value_type), column) if _is_text(column.type) else None
-
-
-def _blobs(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
-    return delimited(_tag(value_type), column) if _is_blob(column.type) else None
+def _delimited(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    """Texts and bytes."""
+    fits = _is_blob if value_type == ValueType.BYTES else _is_text
+    return delimited(_tag(value_type), column) if fits(column.type) else None
 
 
 Native = Callable[[pa.Array, ValueType], pa.LargeBinaryArray | None]
@@ -250,9 +248,9 @@ _LAYOUTS: dict[ValueType, Native] = {
     **dict.fromkeys((ValueType.INT32, ValueType.INT64, ValueType.BOOL), _whole),
     ValueType.UNIX_TIMESTAMP: _timestamps,
     **dict.fromkeys(
-        (ValueType.STRING, ValueType.UUID, ValueType.TIME_UUID, ValueType.DECIMAL), _texts
+        (ValueType.STRING, ValueType.UUID, ValueType.TIME_UUID, ValueType.DECIMAL), _delimited
     ),
-    ValueType.BYTES: _blobs,
+    ValueType.BYTES: _delimited,
 }
 _WIRE_TYPES = {
     ValueType.FLOAT: FIXED32,

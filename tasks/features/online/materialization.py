@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from feast import FeatureStore, FeatureView
 from feast.feature_store import tqdm
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.features.access.provider import AuditedProvider
-from tasks.features.access.store import apply_definitions, open_store, quiet
+from tasks.features.access.store import apply_definitions, open_store, quiet, table_columns
 from tasks.features.access.versions import (
     publish_services,
     service_versions,
@@ -28,6 +27,7 @@ from tasks.features.access.versions import (
 )
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name
+from tasks.features.offline.source import source_name
 from tasks.features.online.newer_wins import NewerWinsOnlineStore, Removal
 from tasks.features.online.plan import KeyGroup
 from tasks.features.online.vector_engine import BEGINNING, VectorComputeEngine
@@ -214,20 +214,18 @@ def _count_keys(
 
 def write_earlier_versions(
     feast: FeatureStore, start: datetime, last: datetime, num_versions: int
-) -> tuple[str, ...]:
+) -> None:
     """Write the views of each service's earlier versions that are not the newest of their view.
+
+    A version whose table has lost one of its columns cannot go on; it is left out with a warning,
+    and its values age.
 
     Args:
         start: first event time that is written.
         last: last event time that is written.
         num_versions: so many versions of each service before its newest one.
-
-    Returns:
-        What was written, such as `weather@v0`. A version whose table has lost one of its columns
-        cannot go on; it is left out with a warning, and its values age.
     """
     provider = feast._get_provider()
-    written = []
     for view in earlier_views(feast, num_versions):
         name = f"{view.name}@v{view.current_version_number}"
         if lost := _lost_columns(feast, view):
@@ -250,9 +248,7 @@ def write_earlier_versions(
                 feast.project,
                 lambda total: tqdm(total=total, disable=True),
             )
-        written.append(name)
         logger.info("materialized %s for an earlier version of a service", name)
-    return tuple(written)
 
 
 def earlier_views(feast: FeatureStore, num_versions: int) -> list[FeatureView]:
@@ -271,13 +267,10 @@ def earlier_views(feast: FeatureStore, num_versions: int) -> list[FeatureView]:
 
 def _lost_columns(feast: FeatureStore, view: FeatureView) -> list[str]:
     """Columns that the view reads and its table no longer has."""
-    source = view.batch_source
-    files = sorted((Path(feast.config.offline_store.tables_path) / source.path).glob("*.parquet"))
-    present = set(pq.read_schema(files[0]).names) if files else set()
-    columns = {new: old for old, new in source.field_mapping.items()}
-    read = [*(f.name for f in view.features), *(c.name for c in view.entity_columns)]
+    source, present = view.batch_source, table_columns(feast, view.batch_source)
     times = [t for t in (source.timestamp_field, source.created_timestamp_column) if t]
-    return sorted({*(columns.get(name, name) for name in read), *times} - present)
+    read = [*times, *(column.name for column in (*view.features, *view.entity_columns))]
+    return sorted(name for name in read if source_name(source, name, present) is None)
 
 
 def rebuild_views(
@@ -348,8 +341,7 @@ def forget_values(
     found: dict[str, int] = {}
     with provider.recorded("forget", subject, entities="one" if key else "all"):
         for name, view in views.items():
-            version = feast.config.entity_key_serialization_version
-            keys = [_packed(view, key, version)] if key else None
+            keys = [_packed(view, key)] if key else None
             meant = Removal(keys=keys, features=features or None)
             found[name] = max(
                 provider.online_store.remove_values(feast.config, each, meant)
@@ -406,12 +398,12 @@ def _meant(
     return views
 
 
-def _packed(view: FeatureView, key: Mapping[str, str], version: int) -> bytes:
+def _packed(view: FeatureView, key: Mapping[str, str]) -> bytes:
     kinds = {column.name: column.dtype.to_value_type() for column in view.entity_columns}
     names = tuple(sorted(kinds))
     group = KeyGroup(names, names, tuple(kinds[name] for name in names), views=(), cells=())
     values = tuple(key[name] for name in names)
-    return group.encoder(version)(values if len(values) > 1 else values[0])
+    return group.encoder()(values if len(values) > 1 else values[0])
 
 
 def _versions(feast: FeatureStore, view: FeatureView) -> list[FeatureView]:

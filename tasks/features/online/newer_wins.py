@@ -235,26 +235,19 @@ class NewerWinsOnlineStore:
         by_features: dict[tuple[str, ...], list[FeastRow]] = {}
         for row in data:
             by_features.setdefault(tuple(row[1]), []).append(row)
-        version = config.entity_key_serialization_version
-        batches = [_as_columns(rows, names, version) for names, rows in by_features.items()]
+        batches = [_as_columns(rows, names) for names, rows in by_features.items()]
         self.write_rows(config, table, batches, _ORIGIN.get())
         if progress:
             progress(len(data))
 
-    async def online_write_batch_async(
-        self,
-        config: RepoConfig,
-        table: FeatureView,
-        data: list[FeastRow],
-        progress: Callable[[int], Any] | None,
-    ) -> None:
+    async def online_write_batch_async(self, *arguments: Any, **options: Any) -> None:
         """As `online_write_batch`, on another thread."""
-        await asyncio.to_thread(self.online_write_batch, config, table, data, progress)
+        await asyncio.to_thread(self.online_write_batch, *arguments, **options)
 
 
-def _as_columns(rows: Sequence[FeastRow], features: Sequence[str], version: int) -> EncodedRows:
+def _as_columns(rows: Sequence[FeastRow], features: Sequence[str]) -> EncodedRows:
     """Rows as Feast hands them over, as columns of bytes."""
-    keys = [serialize_entity_key(key, entity_key_serialization_version=version) for key, *_ in rows]
+    keys = [serialize_entity_key(key) for key, *_ in rows]
     created = [NO_TIME if moment is None else micros(moment) for *_, moment in rows]
     cells = {
         name: pa.array([row[1][name].SerializeToString() for row in rows], BINARY)

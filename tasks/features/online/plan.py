@@ -64,13 +64,13 @@ class KeyGroup:
     views: tuple[int, ...]  # positions in the plan
     cells: tuple[PlannedFeature, ...]  # grouped by width; after them one time for each view
 
-    def encoder(self, version: int) -> Callable[[Any], bytes]:
+    def encoder(self) -> Callable[[Any], bytes]:
         """Function that serializes a key (one value, or a tuple of several) as Feast does."""
-        head = serialize_entity_key_prefix(list(self.join_keys), version)
+        head = serialize_entity_key_prefix(list(self.join_keys))
         if len(self.key_types) == 1:
-            encode = _value_encoder(self.key_types[0], version)
+            encode = _value_encoder(self.key_types[0])
             return lambda value: head + encode(value)
-        encoders = [_value_encoder(kind, version) for kind in self.key_types]
+        encoders = [_value_encoder(kind) for kind in self.key_types]
         return lambda values: (
             head + b"".join([encode(value) for encode, value in zip(encoders, values, strict=True)])
         )
@@ -92,7 +92,6 @@ class ReadPlan:
 
     service: str
     project: str
-    key_version: int
     views: tuple[PlannedView, ...]
     groups: tuple[KeyGroup, ...]
 
@@ -162,11 +161,7 @@ def plan_read(store: FeatureStore, service: FeatureService, config: OnlineConfig
     )
     _check_outputs(service, planned)
     return ReadPlan(
-        service=service.name,
-        project=store.project,
-        key_version=store.config.entity_key_serialization_version,
-        views=planned,
-        groups=_group(planned),
+        service=service.name, project=store.project, views=planned, groups=_group(planned)
     )
 
 
@@ -268,7 +263,7 @@ def _has_null(values: tuple[Any, ...]) -> bool:
     return any(type(value) is not str and _is_null(value) for value in values)
 
 
-def _value_encoder(kind: ValueType, version: int) -> Callable[[Any], bytes]:
+def _value_encoder(kind: ValueType) -> Callable[[Any], bytes]:
     """Function that serializes one key value: its type, its length, its bytes."""
     if kind == ValueType.STRING:
         head = _UINT32.pack(ProtoType.STRING)
@@ -277,12 +272,12 @@ def _value_encoder(kind: ValueType, version: int) -> Callable[[Any], bytes]:
         proto, packing = _INTEGERS[kind]
         head = _UINT32.pack(proto) + _UINT32.pack(packing.size)
         return lambda value: head + _whole_number(value, packing)
-    empty = len(serialize_entity_key_prefix(["k"], version))
+    empty = len(serialize_entity_key_prefix(["k"]))
 
     def through_feast(value: Any) -> bytes:
         key = EntityKey(join_keys=["k"], entity_values=[_proto(value, kind)])
         try:
-            packed: bytes = serialize_entity_key(key, version)
+            packed: bytes = serialize_entity_key(key)
         except ValueError as exc:
             raise _wrong_key(value, kind.name) from exc
         return packed[empty:]

@@ -80,15 +80,14 @@ class RedisBackend(OnlineBackend):
     def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
         """See `OnlineBackend`; those that a scan meets first, of at most 100 times as many."""
         group = next(g for g in self._plan.groups if view in g.views)
-        pattern = key_pattern(group.join_keys, self._plan.key_version, self._project)
+        pattern = key_pattern(group.join_keys, self._project)
         field = f"_ts:{self._plan.views[view].stored_name}"
         found: list[dict[str, Any]] = []
         with self._breaker.attempt(), self._explained():
             scanned = self._client.scan_iter(match=pattern, count=1000)
             for key in itertools.islice(scanned, 100 * count):
                 if len(found) < count and self._client.hexists(key, field):
-                    packed = key.removesuffix(self._project)
-                    found.append(key_values(packed, self._plan.key_version))
+                    found.append(key_values(key.removesuffix(self._project)))
         return found
 
     def close(self) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from feast.entity import Entity
 from feast.feature_view import FeatureView
 from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 from feast.infra.online_stores.helpers import _mmh3, compute_versioned_name
@@ -166,9 +165,8 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         config: RepoConfig,
         tables_to_delete: Sequence[FeatureView],
         tables_to_keep: Sequence[FeatureView],
-        entities_to_delete: Sequence[Entity],
-        entities_to_keep: Sequence[Entity],
-        partial: bool,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         """Remove the values of views that are gone, of all their versions."""
         kept = {_stored_name(config, view) for view in tables_to_keep}
@@ -178,8 +176,7 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
 
     def _all_keys(self, config: RepoConfig, view: FeatureView) -> Iterator[tuple[Any, list[bytes]]]:
         """Keys of all entities of the view's kind, some at a time, with the node that has them."""
-        version = config.entity_key_serialization_version
-        pattern = key_pattern(view.join_keys, version, config.project.encode())
+        pattern = key_pattern(view.join_keys, config.project.encode())
         for node in _nodes(self._get_client(config.online_store)):
             cursor = None
             while cursor != 0:
@@ -201,9 +198,9 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         return found
 
 
-def key_pattern(join_keys: Sequence[str], version: int, project: bytes) -> bytes:
+def key_pattern(join_keys: Sequence[str], project: bytes) -> bytes:
     """What the Redis keys of all entities of a kind look like."""
-    head = serialize_entity_key_prefix(list(join_keys), version)
+    head = serialize_entity_key_prefix(list(join_keys))
     return b"*".join(re.sub(rb"([*?\[\]\\^-])", rb"\\\1", part) for part in (head, project))
 
 

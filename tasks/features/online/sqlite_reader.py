@@ -70,7 +70,7 @@ class SqliteBackend(OnlineBackend):
                 f"SELECT DISTINCT entity_key FROM {self._table(view)} ORDER BY entity_key"
             ).fetchall()
         some = found[:: max(len(found) // count, 1)][:count]
-        return [key_values(key, self._plan.key_version) for (key,) in some]
+        return [key_values(key) for (key,) in some]
 
     def close(self) -> None:
         """See `OnlineBackend`."""

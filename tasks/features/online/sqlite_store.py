@@ -15,9 +15,8 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from feast.entity import Entity
 from feast.feature_view import FeatureView
 from feast.infra.online_stores.sqlite import (
     SqliteOnlineStore,
@@ -84,9 +83,8 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         config: RepoConfig,
         tables_to_delete: Sequence[FeatureView],
         tables_to_keep: Sequence[FeatureView],
-        entities_to_delete: Sequence[Entity],
-        entities_to_keep: Sequence[Entity],
-        partial: bool,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         """Make the views' tables, and drop those of views that are gone, of all their versions.
 
@@ -94,14 +92,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
             FeatureStoreError: the file is damaged. Others as for `write_rows`.
         """
         with self._explained(config):
-            super().update(
-                config,
-                tables_to_delete,
-                tables_to_keep,
-                entities_to_delete,
-                entities_to_keep,
-                partial,
-            )
+            super().update(config, tables_to_delete, tables_to_keep, *arguments, **options)
             kept = {_table_id_of(config, view) for view in tables_to_keep}
             connection = self._get_conn(config)
             for name in kept:

@@ -22,7 +22,7 @@ from feast.infra.compute_engines.local.feature_builder import LocalFeatureBuilde
 from feast.infra.compute_engines.local.job import LocalMaterializationJob
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.infra.registry.base_registry import BaseRegistry
-from feast.repo_config import FeastConfigBaseModel, RepoConfig
+from feast.repo_config import FeastConfigBaseModel
 from feast.utils import _validate_vector_field_lengths
 
 from tasks.features.online.encoding import EncodedRows, encode_rows
@@ -38,7 +38,6 @@ from tasks.features.online.newer_wins import (
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_ROWS = 10_000
-KEY_VERSION = 3
 STORES = ("offline_store", "online_store")
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -103,7 +102,7 @@ class VectorComputeEngine(LocalComputeEngine):
         view = task.feature_view
         check_without_function(view)
         self.writes.pop(view.name, None)
-        reason = _reason_for_feasts_way(view, task, self.repo_config, self.online_store)
+        reason = _reason_for_feasts_way(view, task, self.online_store)
         builder = LocalFeatureBuilder(registry, task, backend=self._backend)
         if reason:  # what `LocalComputeEngine` does; how many values were newer, it does not say
             with written_by(_origin(task)):
@@ -187,14 +186,11 @@ class VectorComputeEngine(LocalComputeEngine):
                 yield batch.rename_columns([mapping.get(n, n) for n in batch.schema.names])
 
 
-def _reason_for_feasts_way(
-    view: Any, task: MaterializationTask, config: RepoConfig, online: object
-) -> str:
+def _reason_for_feasts_way(view: Any, task: MaterializationTask, online: object) -> str:
     """Why a view cannot be written column by column; empty where it can."""
     more = ("offline", "source_views", "aggregations", "filter", "enable_validation")
     named_engine = isinstance(view, BatchFeatureView) and view.batch_engine
     is_table = getattr(view, "batch_source", None) and not isinstance(view, StreamFeatureView)
-    version = config.entity_key_serialization_version
     reasons = {
         "the view is not written online": not view.online,
         "the view does more than copy its table": not is_table
@@ -204,7 +200,6 @@ def _reason_for_feasts_way(
         f"the online store is a {type(online).__name__}": not isinstance(
             online, NewerWinsOnlineStore
         ),
-        f"entity keys are of version {version}": version != KEY_VERSION,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

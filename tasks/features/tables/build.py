@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -370,21 +370,14 @@ def _rules_digest(config: FeatureConfig, repo: Path) -> str:
     return content_key(list(config.raw_tables), [*staging, *tables])
 
 
-def months_of(window: TimeWindow) -> list[str]:
-    """Names of the UTC months that the window touches, such as `201307`."""
-    month = window.start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    found = []
-    while month < window.end:
-        found.append(f"{month:%Y%m}")
-        month = (month + timedelta(days=32)).replace(day=1)
-    return found
-
-
-def by_month(window: TimeWindow) -> list[TimeWindow]:
+def by_month(window: TimeWindow) -> Iterator[TimeWindow]:
     """The parts of a window that lie in one UTC month each."""
-    starts = [datetime.strptime(f"{month}+0000", "%Y%m%z") for month in months_of(window)]
-    edges = [window.start, *starts[1:], window.end]
-    return [TimeWindow(start=a, end=b) for a, b in pairwise(edges)]
+    start = window.start
+    month = start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    while start < window.end:
+        month = (month + timedelta(days=32)).replace(day=1)
+        yield TimeWindow(start=start, end=min(month, window.end))
+        start = month
 
 
 @dataclass(frozen=True)
@@ -398,11 +391,6 @@ class _Draft:
     base: FeatureTables
     folder: StagedFolder
     spark: SparkTables | None
-
-    def _before(self, group: str, name: str) -> Path | None:
-        """Folder of a table's rows in the version before."""
-        refs = self.base.raw if group == RAW else self.base.tables
-        return next((self.store.path(ref.artifact) for ref in refs if ref.name == name), None)
 
     def merge_raw(self, validated: ValidatedRows) -> None:
         """Replace the window's rows of every raw table, then make all of them readable by name."""
@@ -418,7 +406,9 @@ class _Draft:
         data_end = max(datetime.fromisoformat(name.split("/")[1]) for name in sources)
         lookback = timedelta(hours=max(t.lookback_hours for t in self.config.feature_tables))
         since = window.start - lookback
-        self._read_raw(since, spark=self.spark)
+        folders = {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
+        read_raw = partial(register_raw, self.con, folders, self.config, self.repo)
+        read_raw(since, spark=self.spark)
         for table in self.config.feature_tables:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
@@ -426,19 +416,10 @@ class _Draft:
         for table in self.config.feature_tables:
             rows = self.folder.path / FEATURES / table.name
             for probe in probes(self.con, table, rows, window):
-                self._read_raw(max(since, probe.since or since), probe.until)
-                asked = probe.of_window(window)
+                read_raw(max(since, probe.since or since), probe.until)
+                asked = probe.part or window
                 compute_table(self.con, table, self.config, self.repo, asked, PROBED)
                 check_same_rows(self.con, table, rows, probe)
-
-    def _read_raw(
-        self,
-        since: datetime | None,
-        until: datetime | None = None,
-        spark: SparkTables | None = None,
-    ) -> None:
-        folders = {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
-        register_raw(self.con, folders, self.config, self.repo, since, until, spark)
 
     def reference(self, group: str, name: str) -> TableRef:
         """Name a finished table with its digest and number of rows."""
@@ -483,11 +464,12 @@ class _Draft:
         """Write a table anew: `rows` inside the window, what was there before outside of it."""
         target = self.folder.path / group / name
         target.mkdir(parents=True)
-        before = self._before(group, name)
         if time_column is None:
             self._write(f"SELECT * FROM {rows}", key, target / STATIC_FILE)
             return
-        touched = set(months_of(window))
+        refs = self.base.raw if group == RAW else self.base.tables
+        before = next((self.store.path(ref.artifact) for ref in refs if ref.name == name), None)
+        touched = {f"{part.start:%Y%m}" for part in by_month(window)}
         for file in sorted(before.glob("*.parquet")) if before else []:
             if file.stem not in touched:
                 os.link(file, target / file.name)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from datetime import UTC
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -14,9 +12,9 @@ import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.profile import postgres_refusal
-from tasks.features.offline.duck import names, sql_name, sql_text
+from tasks.features.offline.duck import names, sql_name
 from tasks.features.tables.copies import Source, copied, library, source_explained, write_rows
-from tasks.features.tables.formats import check_present, near, own_names
+from tasks.features.tables.formats import check_present, ends_in_sql, near, own_names
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError
 
@@ -62,9 +60,7 @@ def postgres_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pa
     return copied(table, target)
 
 
-def _address_and_rows(
-    table: RawTable, repo: Path, environment: Mapping[str, str] = os.environ
-) -> tuple[str, str]:
+def _address_and_rows(table: RawTable, repo: Path) -> tuple[str, str]:
     """Address of the database, and what stands after FROM.
 
     Raises:
@@ -81,12 +77,12 @@ def _address_and_rows(
             "postgres://user@host/database?query=source.sql with a file of the feature repository"
         )
     variable = f"FALAJ_{table.name.upper()}_URL"
-    if given := environment.get(variable):
+    if given := os.environ.get(variable):
         parts = urlsplit(given)
         database = unquote(parts.path).strip("/")
         options = _options(parts.query)
     # These the driver would take from elsewhere, past the check.
-    address = options.get("hostaddr") or environment.get("PGHOSTADDR", "")
+    address = options.get("hostaddr") or os.environ.get("PGHOSTADDR", "")
     hosts = [host for host in (parts.hostname, options.get("host")) if host]
     if not hosts:
         raise ConfigurationError(
@@ -128,10 +124,7 @@ def _query(table: RawTable, rows: str, schema: pa.Schema, window: TimeWindow) ->
     condition = ""
     if bounds:
         kind, column = _type_name(schema, time), sql_name(time)
-        since, until = (
-            sql_text(f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00") + f"::{kind}"
-            for moment in (bounds.start, bounds.end)
-        )
+        since, until = (f"{end}::{kind}" for end in ends_in_sql(bounds))
         condition = f" WHERE ({column} >= {since} AND {column} < {until}) OR {column} IS NULL"
     # In one order, so that the same rows give the same digest.
     order = names([*([time] if time else []), *(own[key] for key in table.key)]) or "1"

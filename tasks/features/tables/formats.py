@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -217,6 +217,12 @@ def near(window: TimeWindow, kind: pa.DataType | None) -> TimeWindow | None:
     return TimeWindow(start=window.start - timedelta(days=1), end=window.end + timedelta(days=1))
 
 
+def ends_in_sql(window: TimeWindow) -> tuple[str, str]:
+    """Both ends of a window as texts, which take the type of the column beside them."""
+    start, end = (f"'{each:%Y-%m-%d %H:%M:%S.%f}+00'" for each in (window.start, window.end))
+    return start, end
+
+
 def plain_type(schema: pa.Schema, name: str) -> pa.DataType | None:
     """Type of a column, whatever its encoding and resolution; None where there is none."""
     position = schema.get_field_index(name)
@@ -323,11 +329,7 @@ def _parquet(
     bounds = near(window, plain_type(first, time)) if window else None
     if bounds is None:
         return found, ""
-    since, until = (  # a text takes the column's own type
-        f"'{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00'"
-        for moment in (bounds.start, bounds.end)
-    )
-    name = sql_name(time)
+    (since, until), name = ends_in_sql(bounds), sql_name(time)
     return found, f" WHERE {name} >= {since} AND {name} < {until} OR {name} IS NULL"
 
 

@@ -65,7 +65,11 @@ def land_raw_rows(
             the window holds no rows of a table with history.
     """
     window.check_not_in_future(datetime.now(UTC))
-    _check_length(window)
+    if window.end - window.start > timedelta(days=366 * LONGEST_YEARS):
+        raise WindowError(
+            f"window {window} is longer than {LONGEST_YEARS} years; check the years. Nothing was "
+            "touched"
+        )
     with scratch_folder("falaj-sources", make_folder(store.root)) as scratch:
         sources = {}
         for table in config.raw_tables:
@@ -84,14 +88,6 @@ def land_raw_rows(
             return LandedRows(window=window, tables=tuple(tables))
 
         return store.build_once("landed", key, LandedRows, build)
-
-
-def _check_length(window: TimeWindow) -> None:
-    if window.end - window.start > timedelta(days=366 * LONGEST_YEARS):
-        raise WindowError(
-            f"window {window} is longer than {LONGEST_YEARS} years; check the years. Nothing was "
-            "touched"
-        )
 
 
 def _land_table(

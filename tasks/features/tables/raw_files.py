@@ -6,20 +6,14 @@ import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 from tasks.contracts.clock import TimeZone
 from tasks.kernel.errors import ConfigurationError
 
 ColumnType = Literal["BIGINT", "INTEGER", "DOUBLE", "FLOAT", "VARCHAR", "BOOLEAN", "TIMESTAMPTZ"]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
-
-
-class FrozenConfig(BaseModel):
-    """Base of the configurations of this room."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
 
 def column_name(text: str) -> str:
@@ -56,7 +50,7 @@ def _without_password(uri: str) -> str:
     return uri
 
 
-class RawTable(FrozenConfig):
+class RawTable(Contract):
     """One table as it comes from outside; of one without `columns` all are read."""
 
     name: Identifier = Field(description="Table that the queries read.")

@@ -11,7 +11,6 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.feature_refresh import feature_refresh_flow
 from tasks.features.access.store import open_store
-from tasks.features.access.versions import published_version
 from tasks.features.tables.build import current_tables
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, Settings
@@ -49,7 +48,7 @@ def seen_by_readers(repository: SmallRepository) -> tuple[object, ...]:
         for (name,) in con.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
             if rows := con.execute(f'SELECT * FROM "{name}"').fetchall():
                 online[name] = sorted(rows, key=repr)
-    service = published_version(open_store(home, repository.path), SERVICE)
+    service = open_store(home, repository.path).get_feature_service(SERVICE).tags
     ledger = (home / "feast" / "materialized.json").read_text()
     return current_tables(home, ArtifactStore(home / "artifacts")).version, online, ledger, service
 

@@ -1,7 +1,9 @@
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -49,7 +51,8 @@ def change(file: Path, path: str, value: Any) -> None:
 
 
 def read(repo: Path, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    return read_profile(repo.parent / "home", repo, environment or ENVIRONMENT)
+    with patch.dict(os.environ, environment or ENVIRONMENT):
+        return read_profile(repo.parent / "home", repo)
 
 
 @pytest.mark.parametrize("profile", ["local", "server", "cluster"])

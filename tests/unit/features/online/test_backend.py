@@ -68,7 +68,7 @@ def test_after_a_pause_a_read_that_met_no_failure_books_no_further_pause(
 @pytest.mark.parametrize("packed", [b"", b"junk", bytes(range(40)), b"\xff" * 40])
 def test_a_stored_key_that_is_none_of_feast_is_named(packed: bytes) -> None:
     with pytest.raises(FeatureStoreError, match="no entity key of Feast"):
-        key_values(packed, 3)
+        key_values(packed)
 
 
 def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:

@@ -52,14 +52,14 @@ def test_keys_are_serialized_as_feast_does(data: st.DataObject, names: set[str])
         3,
     )
     key = values[0] if len(values) == 1 else tuple(values)
-    assert keyed.encoder(3)(key) == theirs
+    assert keyed.encoder()(key) == theirs
     assert serialize_entity_key(keyed.entity_key(key), 3) == theirs
 
 
 def test_numpy_and_text_forms_of_a_number_are_one_key() -> None:
-    encode = group("alpha").encoder(3)
+    encode = group("alpha").encoder()
     assert encode(np.int64(5)) == encode(5) == encode(5.0) == encode("5") == encode(np.float64(5))
-    assert group("beta").encoder(3)(5) == group("beta").encoder(3)("5")
+    assert group("beta").encoder()(5) == group("beta").encoder()("5")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_numpy_and_text_forms_of_a_number_are_one_key() -> None:
 )
 def test_a_value_that_cannot_be_a_key_is_named(name: str, value: Any) -> None:
     with pytest.raises(DataContractError, match=r"entity key .* Nothing was read"):
-        group(name).encoder(3)(value)
+        group(name).encoder()(value)
 
 
 def test_each_distinct_key_is_asked_once_and_nulls_never() -> None:
