@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from subprocess import Popen
 
-from falaj.context import Context, Shown, row
+from falaj.context import Context, Here, Shown, row
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
 from infra.orchestration.client import running_platform
 from infra.orchestration.embedded import (
@@ -68,11 +68,14 @@ def run_flow(
     return replace(shown, lines=[*shown.lines, took])
 
 
-def serve_ui(context: Context) -> None:
+def ui(*, context: Here) -> None:
     """Serve the Prefect UI of the state folder until interrupted.
 
     Raises:
         ConfigurationError: runs are on another server, which serves its own.
+
+    Examples:
+        falaj ui
     """
     home = context.home
     if url := _other_server(context):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from falaj.context import Here, Shown, row
+from falaj.setup import copy_example
 
 if TYPE_CHECKING:
     from falaj.onboarding.checks import CheckReport
@@ -91,11 +92,12 @@ def init(
         falaj init shop --data orders.parquet --label churned --time ordered_at --key customer
         falaj init cases --template flights
     """
-    from falaj.onboarding.project import begin, copy_example
+    from falaj.onboarding.project import begin
     from falaj.onboarding.proposal import Wishes
 
     if template in ("flights", "traffic"):
-        return copy_example(template, folder)
+        copy_example(template, folder)
+        return [row("Written", f"{folder}, a copy of the example {template}")]
     wishes = Wishes(
         label=label,
         time=time,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from serving.config import ServingConfig
 from serving.errors import EndedError, ForbiddenError, TooManyRequestsError, UnauthorizedError
-from serving.interfaces import Action, Headers, Principal
+from serving.interfaces import Action, Guard, Headers, Principal
 from serving.security.config import (
     FAILURES,
     MOST_KNOWN,
@@ -395,9 +395,9 @@ class Secured:
         grpc: credentials of the gRPC listener; None where it can be on loopback only, in clear.
     """
 
-    guard: SecurityGuard
-    tls: RenewingTls | None
-    grpc: grpc.ServerCredentials | None
+    guard: Guard
+    tls: RenewingTls | None = None
+    grpc: grpc.ServerCredentials | None = None
 
 
 def secured(section: SecuritySection, home: Path, host: str) -> Secured | None:
