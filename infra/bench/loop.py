@@ -26,7 +26,6 @@ from infra.bench.parts import Bench, newest_record
 from infra.bench.processes import run_python
 from tasks.kernel.settings import Settings
 
-LIMIT_S = 3600
 FIRST_RUN = "first-run.json"
 """Beside the state folder of a loop: what its first run took."""
 
@@ -51,7 +50,7 @@ def run_measured(
     """
     sizes: list[int] = []
     seconds = run_python(
-        arguments, log, environment, LIMIT_S, lambda pid: sizes.append(tree_bytes(pid))
+        arguments, log, environment, 3600, lambda pid: sizes.append(tree_bytes(pid))
     )
     return Cost(seconds, max(sizes))
 
@@ -66,9 +65,6 @@ def tree_bytes(pid: int) -> int:
     return total
 
 
-GIB = 2**30
-
-
 def whole(bench: Bench) -> Measured:
     """Cost of the loop, what Prefect adds to it, and how good its model is."""
     settings, log = bench.settings, bench.folder / "log.txt"
@@ -78,7 +74,7 @@ def whole(bench: Bench) -> Measured:
     seconds = f"{first.wall_s:.0f} s with Prefect, {plain.wall_s:.0f} s without"
     return [
         at_most("loop, minutes", first.wall_s / 60, 6, f"{first.wall_s:.0f} s"),
-        at_most("loop, peak memory GiB", first.peak_bytes / GIB, 6, "whole process tree"),
+        at_most("loop, peak memory GiB", first.peak_bytes / 2**30, 6, "whole process tree"),
         at_most("second run, seconds", second.wall_s, 30, "nothing changed"),
         at_most("orchestration, share", first.wall_s / plain.wall_s - 1, 0.1, seconds),
         *_model_figures(settings),
