@@ -10,7 +10,6 @@ from subprocess import Popen
 
 from falaj.context import Context, Here, Shown, row
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
-from infra.orchestration.client import running_platform
 from infra.orchestration.embedded import (
     client_environment,
     disk_with_space,
@@ -20,6 +19,7 @@ from infra.orchestration.embedded import (
     prefect_server,
     wait_for_server,
 )
+from infra.platform.files import running_platform
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tasks.training.models.making import check_model

@@ -36,28 +36,25 @@ MAX_BUFFERED_BYTES = 256 * _MIB
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class HttpConfig(_Section):
     """The public HTTP listener."""
 
     port: NonNegativeInt = Field(default=8000, le=65_535, description="0 takes a free one.")
-    max_body_bytes: PositiveInt = Field(
-        default=16 * _MIB, le=2**30, description="Largest body of a request; 413 beyond."
-    )
-    max_connections: PositiveInt = Field(
-        default=1000, le=100_000, description="Open at a time; one more is answered 503."
-    )
+    max_body_bytes: PositiveInt = Field(default=16 * _MIB, le=2**30)
+    """Largest body of a request; 413 beyond."""
+    max_connections: PositiveInt = Field(default=1000, le=100_000)
+    """Open at a time; one more is answered 503."""
     request_timeout_s: PositiveFloat = Field(
         default=20.0,
         le=3600,
         description="Time for a request to arrive whole (408 after), and for a client to read its "
         "answer (it is cut off).",
     )
-    keep_alive_s: PositiveFloat = Field(
-        default=75.0, le=86_400, description="Idle connections are closed after; above a proxy's."
-    )
+    keep_alive_s: PositiveFloat = Field(default=75.0, le=86_400)
+    """Idle connections are closed after; above a proxy's."""
     track_header: bool = Field(
         default=True,
         validation_alias=AliasChoices("track_header", "slot_header"),
@@ -71,9 +68,8 @@ class GrpcConfig(_Section):
 
     enabled: bool = Field(default=True, description="Whether to listen.")
     port: NonNegativeInt = Field(default=8001, le=65_535, description="0 takes a free one.")
-    max_concurrent_calls: PositiveInt = Field(
-        default=512, le=100_000, description="Calls at a time; more are refused."
-    )
+    max_concurrent_calls: PositiveInt = Field(default=512, le=100_000)
+    """Calls at a time; more are refused."""
 
 
 class AdminConfig(_Section):
@@ -109,33 +105,26 @@ class HardwareConfig(_Section):
     """One kind of hardware that this process computes on."""
 
     name: str = Field(default="cpu", min_length=1, description="As answers and counters name it.")
-    hardware_class: str = Field(
-        default="cpu", min_length=1, description="That variants were judged for."
-    )
-    goal: str = Field(
-        default="one-row", description="Goal of the conversion whose chosen variant serves."
-    )
-    variants: tuple[str, ...] = Field(
-        default=(), description="Serve the first of these that was kept, whatever the goal says."
-    )
+    hardware_class: str = Field(default="cpu", min_length=1)
+    """That variants were judged for."""
+    goal: str = "one-row"
+    """Goal of the conversion whose chosen variant serves."""
+    variants: tuple[str, ...] = ()
+    """Serve the first of these that was kept, whatever the goal says."""
     threads: PositiveInt = Field(default=1, description="Within one call of the runtime.")
-    workers: PositiveInt = Field(
-        default=2, description="Batches that may run beside each other, of different models."
-    )
+    workers: PositiveInt = 2
+    """Batches that may run beside each other, of different models."""
 
 
 class EngineConfig(_Section):
     """What the engine computes on, and how much it holds."""
 
-    hardware: tuple[HardwareConfig, ...] = Field(
-        default=(HardwareConfig(),), min_length=1, description="The preferred one first."
-    )
-    batch_rows: PositiveInt = Field(
-        default=256, description="Of one batch; a request with more is computed alone."
-    )
-    max_versions: PositiveInt = Field(
-        default=8, description="Loaded versions of all models; memory is bounded by it."
-    )
+    hardware: tuple[HardwareConfig, ...] = Field(default=(HardwareConfig(),), min_length=1)
+    """The preferred one first."""
+    batch_rows: PositiveInt = 256
+    """Of one batch; a request with more is computed alone."""
+    max_versions: PositiveInt = 8
+    """Loaded versions of all models; memory is bounded by it."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -154,11 +143,8 @@ class EntityConfig(_Section):
         "the wall clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data: not "
         "before the end of what was refreshed, as online is the newest row alone.",
     )
-    max_rows: PositiveInt = Field(
-        default=4096,
-        le=MOST_ROWS,
-        description="Rows of a request, and of requests that share a read.",
-    )
+    max_rows: PositiveInt = Field(default=4096, le=MOST_ROWS)
+    """Rows of a request, and of requests that share a read."""
 
 
 class TraceConfig(_Section):
@@ -169,9 +155,8 @@ class TraceConfig(_Section):
         description="OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; None sends nothing. "
         "Credentials come from OTEL_EXPORTER_OTLP_HEADERS.",
     )
-    file: Path | None = Field(
-        default=None, description="JSON lines, one a span; for places without a collector."
-    )
+    file: Path | None = None
+    """JSON lines, one a span; for places without a collector."""
     ratio: float = Field(
         default=0.01,
         ge=0,
@@ -184,9 +169,8 @@ class TraceConfig(_Section):
 class LogConfig(_Section):
     """The process's log: JSON lines."""
 
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="Least important line that is written."
-    )
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least important line that is written."""
     file: Path | None = Field(default=None, description="None is standard error.")
 
 
@@ -201,22 +185,16 @@ class ServingConfig(_Section):
     """What one serving process is asked to do."""
 
     host: str = Field(default="127.0.0.1", description="Address that HTTP and gRPC listen on.")
-    models: tuple[ServedModel, ...] = Field(
-        default=(), description="What to serve; empty for the use case's registered model."
-    )
-    timeout_s: PositiveFloat = Field(
-        default=30.0, le=3600, description="Longest that a request may take, whatever it asks."
-    )
-    stop_s: PositiveFloat = Field(
-        default=20.0, le=600, description="Time for requests in flight when the process ends."
-    )
-    poll_s: PositiveFloat = Field(
-        default=3.0, le=3600, description="Time between looks at the registry."
-    )
-    open_to_all: bool = Field(
-        default=True,
-        description="Ask nobody who they are. Only on loopback; elsewhere a guard is needed.",
-    )
+    models: tuple[ServedModel, ...] = ()
+    """What to serve; empty for the use case's registered model."""
+    timeout_s: PositiveFloat = Field(default=30.0, le=3600)
+    """Longest that a request may take, whatever it asks."""
+    stop_s: PositiveFloat = Field(default=20.0, le=600)
+    """Time for requests in flight when the process ends."""
+    poll_s: PositiveFloat = Field(default=3.0, le=3600)
+    """Time between looks at the registry."""
+    open_to_all: bool = True
+    """Ask nobody who they are. Only on loopback; elsewhere a guard is needed."""
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
     admin: AdminConfig = AdminConfig()

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from falaj.onboarding.checks import CheckReport
     from falaj.onboarding.findings import Finding
 
-NUM_LEADING = 3
 Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 
 
@@ -51,7 +50,7 @@ def _described(report: CheckReport, findings: list[Finding]) -> list[str]:
             row(str(split["name"]), f"{split['rows']:,} rows{share}, {split['days']} days")
         )
     if report.leading:
-        best = ", ".join(f"{name} ({score:.3f})" for name, score in report.leading[:NUM_LEADING])
+        best = ", ".join(f"{name} ({score:.3f})" for name, score in report.leading[:3])
         lines.append(row("Alone", f"{best} tell most about the label by themselves"))
     found = f"{errors} error(s), {len(findings) - errors} warning(s)" if findings else "no mistake"
     return [*lines, row("Checked", f"{report.name} in {report.seconds:.1f} s: {found}")]

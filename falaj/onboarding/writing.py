@@ -19,7 +19,6 @@ from tasks.kernel.settings import USE_CASE_FILE
 
 ALL = "everyone"
 """Entity of a history that is of all rows."""
-WIDTH = 82
 
 
 def files_of(rows: Rows, proposal: Proposal, folder: Path) -> dict[str, str]:
@@ -97,6 +96,6 @@ def _flow(value: object, width: int = 10_000) -> str:
 
 
 def _wrapped(value: dict[str, str]) -> str:
-    text = _flow(dict(value), WIDTH)
+    text = _flow(dict(value), 82)
     indented = text.replace("\n", "\n" + " " * 8)
     return f"\n        {indented}" if "\n" in text else f" {text}"

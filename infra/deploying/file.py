@@ -22,7 +22,6 @@ from tasks.kernel.values import Contract, checked
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")  # a link to the one at the top
 POOLS_FOLDER = Path(__file__).parents[1] / "work_pools"
-REPOS_VARIABLE = "FALAJ_FEATURE_REPOS"
 USE_CASE_REFERENCE = "{{ prefect.blocks.use-case.first }}"
 """Of the first use case's configuration, in the file; Prefect reads it from that block."""
 
@@ -200,7 +199,7 @@ def read_use_cases(
             register their models under one.
     """
     own = Settings.from_environment(environment).feature_repo
-    repos = list(repos) or [r for r in environment.get(REPOS_VARIABLE, "").split(":") if r]
+    repos = list(repos) or [r for r in environment.get("FALAJ_FEATURE_REPOS", "").split(":") if r]
     found = tuple(_use_case(r, own, place == 0) for place, r in enumerate(repos or [str(own)]))
     names = [use_case.name for use_case in found]
     models = [str(use_case.config["registry"]["model_name"]) for use_case in found]

@@ -114,8 +114,6 @@ def subject_of(value: str) -> str:
     return str(found[0])
 
 
-BEARER = b"bearer "
-CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 ADDRESS_HEADER = b"x-falaj-address"
 """Set by the edge, which removes what clients say of it."""
 COPY = (b"x-falaj-slot", b"shadow")
@@ -235,7 +233,7 @@ class SecurityGuard:
                 found.append((b"t", value))
             elif name == b"x-api-key":
                 found.append((b"k", value))
-            elif name == CERTIFICATE_HEADER and self._config.behind_edge:
+            elif name == b"x-forwarded-client-cert" and self._config.behind_edge:
                 certificate = (b"c", value)
         if len(found) > 1:
             raise UnauthorizedError("several credentials were presented; send one")
@@ -269,7 +267,7 @@ class SecurityGuard:
 
     def _verify(self, kind: bytes, value: bytes) -> Principal:
         if kind == b"t":
-            if value[:7].lower() != BEARER:
+            if value[:7].lower() != b"bearer ":
                 raise UnauthorizedError("expected `Authorization: Bearer <token>`")
             return self._tokens.read(value[7:].strip().decode("latin-1"))
         return self._by_key(value) if kind == b"k" else self._by_certificate(value)
