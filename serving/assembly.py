@@ -19,6 +19,7 @@ from serving.interfaces import Observer, Pages
 from serving.protocol.front import Front
 from serving.protocol.http.listener import Listener, admin_listener, bound_socket, public_listener
 from serving.protocol.http.pages import admin_pages, admin_token
+from serving.security.config import is_loopback
 from serving.security.guard import OpenGuard, Secured
 from tasks.contracts.serving import address_file, lock_file, read_addresses
 from tasks.kernel.errors import ConfigurationError
@@ -116,8 +117,9 @@ async def serve(
             listeners = [(public, public.serve(http)), (inner, inner.serve(admin))]
             await _answer(announced, drain_s, front, listeners, rpc, addresses)
         finally:
-            # Each, whatever others do.
-            _raise_first([await _outcome(stop) for stop in made.stops])
+            # One after the other, and each whatever others do.
+            ended = [await asyncio.gather(stop(), return_exceptions=True) for stop in made.stops]
+            _raise_first([outcome for (outcome,) in ended])
 
 
 def _grpc(
@@ -130,7 +132,7 @@ def _grpc(
     """
     if not config.grpc.enabled:
         return None, None
-    if closed.tls is not None and closed.grpc is None and not config.on_loopback:
+    if closed.tls is not None and closed.grpc is None and not is_loopback(config.host):
         raise ConfigurationError(
             "HTTP has TLS here and gRPC has not, so it may be on loopback only; set "
             "grpc.enabled: false, or put Envoy before this server. Nothing was started"
@@ -236,10 +238,6 @@ def _only_one(announced: Path) -> Iterator[None]:
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def _outcome(stop: Hook) -> object:
-    return (await asyncio.gather(stop(), return_exceptions=True))[0]
 
 
 def _raise_first(outcomes: Sequence[object]) -> None:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from serving.security.config import SecuritySection, is_loopback
+from serving.security.config import SecuritySection
 from tasks.contracts.conversion import MOST_ROWS
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
@@ -47,12 +47,9 @@ class HttpConfig(_Section):
     """Largest body of a request; 413 beyond."""
     max_connections: PositiveInt = Field(default=1000, le=100_000)
     """Open at a time; one more is answered 503."""
-    request_timeout_s: PositiveFloat = Field(
-        default=20.0,
-        le=3600,
-        description="Time for a request to arrive whole (408 after), and for a client to read its "
-        "answer (it is cut off).",
-    )
+    request_timeout_s: PositiveFloat = Field(default=20.0, le=3600)
+    """Time for a request to arrive whole (408 after), and for a client to read its answer
+    (it is cut off)."""
     keep_alive_s: PositiveFloat = Field(default=75.0, le=86_400)
     """Idle connections are closed after; above a proxy's."""
     track_header: bool = Field(
@@ -83,22 +80,15 @@ class ServedModel(_Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
     alias: str = Field(default="champion", min_length=1, description="Names the stable version.")
-    on_move: Literal["swap", "offer"] = Field(
-        default="swap",
-        description="What a moved alias does: `swap` serves the new version at once, `offer` loads "
-        "it as candidate and leaves the rest to the release flow.",
-    )
-    goal_ms: PositiveFloat = Field(
-        default=50.0,
-        le=60_000,
-        description="Latency goal, p99. A request that would wait longer than half of it is "
-        "refused (503), unless it fits into the next batches.",
-    )
-    golden_rows: Path | None = Field(
-        default=None,
-        description="NumPy archive (.npz) with an array for each input: rows that every version is "
-        "checked on before it serves. None makes rows of the signature.",
-    )
+    on_move: Literal["swap", "offer"] = "swap"
+    """What a moved alias does: `swap` serves the new version at once, `offer` loads it as
+    candidate and leaves the rest to the release flow."""
+    goal_ms: PositiveFloat = Field(default=50.0, le=60_000)
+    """Latency goal, p99. A request that would wait longer than half of it is refused (503),
+    unless it fits into the next batches."""
+    golden_rows: Path | None = None
+    """NumPy archive (.npz) with an array for each input: rows that every version is checked
+    on before it serves. None makes rows of the signature."""
 
 
 class HardwareConfig(_Section):
@@ -137,12 +127,10 @@ class EngineConfig(_Section):
 class EntityConfig(_Section):
     """What a serving process does with a request that names entities."""
 
-    moment: Literal["use_case", "wall"] | AwareDatetime = Field(
-        default="use_case",
-        description="Moment at which ages count: the use case's clock, which may replay a year; "
-        "the wall clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data: not "
-        "before the end of what was refreshed, as online is the newest row alone.",
-    )
+    moment: Literal["use_case", "wall"] | AwareDatetime = "use_case"
+    """Moment at which ages count: the use case's clock, which may replay a year; the wall
+    clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data: not before
+    the end of what was refreshed, as online is the newest row alone."""
     max_rows: PositiveInt = Field(default=4096, le=MOST_ROWS)
     """Rows of a request, and of requests that share a read."""
 
@@ -150,20 +138,14 @@ class EntityConfig(_Section):
 class TraceConfig(_Section):
     """Where spans go, and of which calls."""
 
-    endpoint: AnyHttpUrl | None = Field(
-        default=None,
-        description="OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; None sends nothing. "
-        "Credentials come from OTEL_EXPORTER_OTLP_HEADERS.",
-    )
+    endpoint: AnyHttpUrl | None = None
+    """OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; None sends nothing.
+    Credentials come from OTEL_EXPORTER_OTLP_HEADERS."""
     file: Path | None = None
     """JSON lines, one a span; for places without a collector."""
-    ratio: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Share of calls without a trace of their own that begin one. A call that "
-        "brings a `traceparent` follows its caller's decision.",
-    )
+    ratio: float = Field(default=0.01, ge=0, le=1)
+    """Share of calls without a trace of their own that begin one. A call that brings a
+    `traceparent` follows its caller's decision."""
 
 
 class LogConfig(_Section):
@@ -218,11 +200,6 @@ class ServingConfig(_Section):
             if twice := [one for one, times in Counter[Any](seen).items() if times > 1]:
                 raise ValueError(f"{what} {seen} are the same twice: {twice[0]}; name each once")
         return self
-
-    @property
-    def on_loopback(self) -> bool:
-        """Whether only this machine can reach the listeners."""
-        return is_loopback(self.host)
 
     def of_models(self, names: tuple[str, ...]) -> ServingConfig:
         """The same, serving these models."""

@@ -78,11 +78,6 @@ class Deployment(Contract):
     concurrency_limit: Limit | None = None
     schedules: tuple[Schedule, ...] = ()
 
-    @property
-    def is_per_use_case(self) -> bool:
-        """True where it takes the configuration of a use case: each has one of its own."""
-        return USE_CASE_REFERENCE in self.parameters.values()
-
 
 class PrefectFile(Contract):
     """The whole of `prefect.yaml`; `pull` is empty, see docs/explanation/operation.md."""
@@ -177,10 +172,6 @@ class UseCase:
     config: Mapping[str, Any]
     repo_on_workers: str | None
     is_first: bool = False
-
-    def deployment_name(self, name: str) -> str:
-        """A deployment's name for this use case: `cpu`, or `cpu-<use case>`."""
-        return name if self.is_first else f"{name}-{self.name}"
 
 
 def read_use_cases(

@@ -99,12 +99,9 @@ class GatewayConfig(Contract):
     certificate: Path | None = None
     key: Path | None = Field(default=None, description="PEM file of its private key.")
     client_ca: Path | None = None
-    http: tuple[Address, ...] = Field(
-        default=("127.0.0.1:8000",),
-        min_length=1,
-        description="Servers over HTTP, on any hosts; those on this machine that serve from the "
-        "state folder are found without being named.",
-    )
+    http: tuple[Address, ...] = Field(default=("127.0.0.1:8000",), min_length=1)
+    """Servers over HTTP, on any hosts; those on this machine that serve from the state
+    folder are found without being named."""
     grpc: tuple[Address, ...] = Field(default=("127.0.0.1:8001",), min_length=1)
     """The same over gRPC."""
     upstream_tls: bool = True

@@ -44,20 +44,14 @@ class PlatformConfig(Contract):
     """embedded: SQLite, nothing else is needed; server: PostgreSQL and Redis."""
     host: str = "127.0.0.1"
     """IP address to listen on; another than loopback opens the platform to others."""
-    public_api_url: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$",
-        description="Address of the API for browsers on other machines, such as "
-        "http://falaj.example.org:4200/api; the UI, and links to it in messages, are at the same "
-        "address without /api.",
-    )
-    api_url: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$",
-        description="Address of a balancer before the Prefect servers of several hosts with one "
-        "database, Redis and password: workers and runs ask there, and go on while the server of "
-        "their own host is away. None: they ask their own.",
-    )
+    public_api_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$")
+    """Address of the API for browsers on other machines, such as
+    http://falaj.example.org:4200/api; the UI, and links to it in messages, are at the same
+    address without /api."""
+    api_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$")
+    """Address of a balancer before the Prefect servers of several hosts with one database,
+    Redis and password: workers and runs ask there, and go on while the server of their own
+    host is away. None: they ask their own."""
     public_mlflow_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$")
     """Address of MLflow for browsers on other machines."""
     port: Port = Field(default=4200, description="TCP port of Prefect's API and UI; 0: any free.")

@@ -342,7 +342,7 @@ class OpenGuard:
         Raises:
             ConfigurationError: it is not on loopback, or is not to be open.
         """
-        if not config.on_loopback or not config.open_to_all:
+        if not is_loopback(config.host) or not config.open_to_all:
             raise ConfigurationError(
                 f"host={config.host} and open_to_all={config.open_to_all} need a guard that knows "
                 "clients (section `security`); without one the server listens on 127.0.0.1 with "
