@@ -1,7 +1,5 @@
 """What one serving process is asked to do: one value, read from the feature repository."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -201,7 +199,7 @@ class ServingConfig(_Section):
                 raise ValueError(f"{what} {seen} are the same twice: {twice[0]}; name each once")
         return self
 
-    def of_models(self, names: tuple[str, ...]) -> ServingConfig:
+    def of_models(self, names: tuple[str, ...]) -> Self:
         """The same, serving these models."""
         return self.model_copy(update={"models": tuple(ServedModel(name=name) for name in names)})
 

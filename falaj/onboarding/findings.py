@@ -1,7 +1,5 @@
 """What a check found: where, what was seen and expected, what to do."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Iterator

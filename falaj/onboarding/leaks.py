@@ -5,8 +5,6 @@ again and must be the same. That finds what looks ahead. It cannot find a value 
 into an old row afterwards: that shows in an input which predicts too well by itself.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The story of `falaj init`: look at the data, ask what it cannot say, propose, write, tell."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from zoneinfo import available_timezones

@@ -1,7 +1,5 @@
 """What is proposed of a file's rows: task, keys, features, windows; and what was assumed."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

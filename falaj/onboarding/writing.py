@@ -1,7 +1,5 @@
 """The files of a project, as `falaj init` proposes them: short, with what each line is for."""
 
-from __future__ import annotations
-
 import math
 import os
 from datetime import timedelta

@@ -3,14 +3,12 @@
 Keys are on the curve P-256. Files appear whole, keys with mode 0600.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -34,7 +32,7 @@ class Pair:
     key: Path
 
     @classmethod
-    def at(cls, folder: Path, name: str) -> Pair:
+    def at(cls, folder: Path, name: str) -> Self:
         """`<name>.pem` and `<name>.key` in a folder."""
         return cls(folder / f"{name}.pem", folder / f"{name}.key")
 

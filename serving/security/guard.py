@@ -7,7 +7,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -46,6 +46,7 @@ class _Bucket:
     burst: float
 
 
+@dataclass
 class Buckets:
     """One token bucket a name; the name that was longest not seen makes room for a new one.
 
@@ -56,25 +57,18 @@ class Buckets:
         clock: seconds that only grow.
     """
 
-    def __init__(
-        self,
-        rate: Rate,
-        capacity: int,
-        special: dict[str, Rate] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._rate = rate
-        self._special = special or {}
-        self._capacity = capacity
-        self._clock = clock
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+    rate: Rate
+    capacity: int
+    special: dict[str, Rate] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def take(self, name: str) -> float:
         """Take one request; 0.0 where it was there, else the seconds until there is one."""
-        now = self._clock()
+        now = self.clock()
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._remember(name, now)
@@ -88,9 +82,9 @@ class Buckets:
         return 0.0
 
     def _remember(self, name: str, now: float) -> _Bucket:
-        if len(self._buckets) >= self._capacity:
+        if len(self._buckets) >= self.capacity:
             self._buckets.popitem(last=False)
-        rate = self._special.get(name, self._rate)
+        rate = self.special.get(name, self.rate)
         bucket = self._buckets[name] = _Bucket(rate.burst, now, rate.per_s, rate.burst)
         return bucket
 
