@@ -76,9 +76,16 @@ def tabular(bench: Bench) -> Measured:
 
 def encoder(bench: Bench) -> Measured:
     """Of a sentence encoder, one text and 32 texts of 32 tokens."""
-    store = ArtifactStore(bench.folder)
-    program, rows, config = sentence_encoder(store, bench)
-    converted = convert(ConversionJob(program, rows, config, store), bench)
+    store, config = ArtifactStore(bench.folder), read_import_config(ENCODER_FILE)
+    assert config.encoder is not None
+    assert config.corpus is not None
+    imported = export_encoder(config.encoder, store)
+    few_texts = {"calibration_texts": 32, "judged_texts": 64}
+    corpus = config.corpus.model_copy(update=bench.size({}, few_texts))
+    rows = prepare_corpus(corpus, config.encoder, store)
+    described = {"family": imported.family, "signature": imported.signature}
+    program = unregistered(imported.program, rows.data.sha256, **described)
+    converted = convert(ConversionJob(program, rows, config.conversion, store), bench)
     measured: Measured = []
     with torch_threads_restored():
         models = converted.loaded()
@@ -89,23 +96,6 @@ def encoder(bench: Bench) -> Measured:
                 name = f"encoder, batch {count}, {FLOATS} to cosine {cosine}"
                 measured.append(at_least(name, 1 / share, bound, found))
     return measured
-
-
-def sentence_encoder(
-    store: ArtifactStore, bench: Bench
-) -> tuple[RegisteredProgram, PreparedRows, ConversionConfig]:
-    """The real encoder, the texts that calibrate and judge it, and how it is converted."""
-    config = read_import_config(ENCODER_FILE)
-    assert config.encoder is not None
-    assert config.corpus is not None
-    imported = export_encoder(config.encoder, store)
-    corpus = config.corpus.model_copy(
-        update=bench.size({}, {"calibration_texts": 32, "judged_texts": 64})
-    )
-    rows = prepare_corpus(corpus, config.encoder, store)
-    of = (imported.program, rows.data.sha256)
-    program = unregistered(*of, family=imported.family, signature=imported.signature)
-    return program, rows, config.conversion
 
 
 def unregistered(

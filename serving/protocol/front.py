@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -57,16 +58,13 @@ class RequestIds:
     """Names for requests that came without one: unlike those of any other process."""
 
     def __init__(self) -> None:
-        self._prefix = secrets.token_hex(8)
-        self._count = 0
+        prefix = secrets.token_hex(8)
+        self._made = (f"{prefix}-{number:x}" for number in count(1))
 
     def accepted(self, sent: bytes | None) -> str:
         """What was sent, if it is sane, else a new one."""
         text = (sent or b"").decode("latin-1")
-        if _SANE_ID.fullmatch(text):
-            return text
-        self._count += 1
-        return f"{self._prefix}-{self._count:x}"
+        return text if _SANE_ID.fullmatch(text) else next(self._made)
 
 
 @dataclass(eq=False)

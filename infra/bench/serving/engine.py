@@ -50,18 +50,16 @@ def figures(bench: Bench) -> Measured:
     refs = {str(seed + 1): world.add(seed, promote=not seed) for seed in range(3)}
     rows = np.random.default_rng(0).normal(size=(NUM_ROWS, COLUMNS)).astype(np.float32)
     expected = {number: world.answers(ref, rows) for number, ref in refs.items()}
-    return uvloop.run(_measure(world, rows, expected, bench))
 
+    async def measured() -> Measured:
+        return [
+            *await _overhead(world, bench.size(150, 10)),
+            *await _least_disturbed_overload(world, bench),
+            *await _swap(world, rows, expected, bench.size(100_000, 2_000)),
+            *await _roll_back(world),
+        ]
 
-async def _measure(
-    world: BenchHome, rows: Array, expected: Mapping[str, Array], bench: Bench
-) -> Measured:
-    return [
-        *await _overhead(world, bench.size(150, 10)),
-        *await _least_disturbed_overload(world, bench),
-        *await _swap(world, rows, expected, bench.size(100_000, 2_000)),
-        *await _roll_back(world),
-    ]
+    return uvloop.run(measured())
 
 
 @asynccontextmanager
