@@ -83,8 +83,8 @@ def encoder(bench: Bench) -> Measured:
     few_texts = {"calibration_texts": 32, "judged_texts": 64}
     corpus = config.corpus.model_copy(update=bench.size({}, few_texts))
     rows = prepare_corpus(corpus, config.encoder, store)
-    described = {"family": imported.family, "signature": imported.signature}
-    program = unregistered(imported.program, rows.data.sha256, **described)
+    of = (imported.program, rows.data.sha256)
+    program = unregistered(*of, family=imported.family, signature=imported.signature)
     converted = convert(ConversionJob(program, rows, config.conversion, store), bench)
     measured: Measured = []
     with torch_threads_restored():
