@@ -65,6 +65,9 @@ def tree_bytes(pid: int) -> int:
     return total
 
 
+GIB = 2**30
+
+
 def whole(bench: Bench) -> Measured:
     """Cost of the loop, what Prefect adds to it, and how good its model is."""
     settings, log = bench.settings, bench.folder / "log.txt"
@@ -74,7 +77,7 @@ def whole(bench: Bench) -> Measured:
     seconds = f"{first.wall_s:.0f} s with Prefect, {plain.wall_s:.0f} s without"
     return [
         at_most("loop, minutes", first.wall_s / 60, 6, f"{first.wall_s:.0f} s"),
-        at_most("loop, peak memory GiB", first.peak_bytes / 2**30, 6, "whole process tree"),
+        at_most("loop, peak memory GiB", first.peak_bytes / GIB, 6, "whole process tree"),
         at_most("second run, seconds", second.wall_s, 30, "nothing changed"),
         at_most("orchestration, share", first.wall_s / plain.wall_s - 1, 0.1, seconds),
         *_model_figures(settings),
