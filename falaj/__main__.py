@@ -83,7 +83,7 @@ COMMANDS = {
         "down": ("platform:down", "Let runs end, then stop the platform."),
         "doctor": ("platform:doctor", "Find what is wrong with the platform, and what to do."),
         "logs": ("platform:logs", "Show the last lines of a service's log."),
-        "ui": ("loop:ui", "Serve the Prefect UI of the state folder until interrupted."),
+        "ui": ("session:ui", "Serve the Prefect UI of the state folder until interrupted."),
         "worker": ("platform:worker", "Take work of a platform on another machine."),
         "supervise": ("platform:supervise", "Be the supervisor, in the foreground."),
         "manifests": ("platform:manifests", "Print what scales all in a Kubernetes cluster."),

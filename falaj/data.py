@@ -266,21 +266,22 @@ def export(
     if file.suffix in (".parquet", ".csv"):
         _check_model(home, model)
     schema = logged_columns(home, model, window)
-    if not labels:
-        num_rows = write_window(read_rows(home, query, schema.names, tally=read), schema, file)
-        written = [row("Written", f"{num_rows:,} rows to {file}"), *read.damaged]
-        return Shown({"file": file, "rows": num_rows, "read": read}, written)
-    now = datetime.now(UTC)
-    rows = labelled_rows(home, query, schema.names, known_by=now, tally=joined, read=read)
-    num_rows = write_window(rows, schema.append(pa.field(LABEL, pa.float64())), file)
-    lines = [
-        row("Written", f"{num_rows:,} rows to {file}"),
-        *read.damaged,
-        f"{'Labels':<10}{joined.labelled:,} rows have one, {joined.unlabelled:,} none; "
-        f"{joined.corrected:,} were corrected, {joined.conflicting:,} contradict each other, "
-        f"{joined.unmatched:,} matched no row",
-    ]
-    return Shown({"file": file, "rows": num_rows, "read": read, "labels": joined}, lines)
+    rows = read_rows(home, query, schema.names, tally=read)
+    if labels:
+        now = datetime.now(UTC)
+        rows = labelled_rows(home, query, schema.names, known_by=now, tally=joined, read=read)
+        schema = schema.append(pa.field(LABEL, pa.float64()))
+    num_rows = write_window(rows, schema, file)
+    facts: dict[str, Any] = {"file": file, "rows": num_rows, "read": read}
+    lines = [row("Written", f"{num_rows:,} rows to {file}"), *read.damaged]
+    if labels:
+        facts["labels"] = joined
+        lines.append(
+            f"{'Labels':<10}{joined.labelled:,} rows have one, {joined.unlabelled:,} none; "
+            f"{joined.corrected:,} were corrected, {joined.conflicting:,} contradict each other, "
+            f"{joined.unmatched:,} matched no row"
+        )
+    return Shown(facts, lines)
 
 
 def _check_model(home: Path, model: str) -> None:

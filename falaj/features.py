@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from tasks.features.access.server import Listening
     from tasks.features.checks.report import ViewParity
 
-START_TIMEOUT_S = 180
 UNSAFE = ("INTRA_COMMUNICATION_BASE64",)
 """Whoever knows this value would pass every check of Feast's, without a signature."""
 app = App(name="features")
@@ -239,9 +238,7 @@ def feature_server(settings: Settings, at: Listening) -> Iterator[subprocess.Pop
     }
     with guarded_process(command, log, environment, folder=PROJECT_ROOT) as process:
         try:
-            wait_until_ready(
-                process, lambda: _listens(at), "the feature server", log, START_TIMEOUT_S
-            )
+            wait_until_ready(process, lambda: _listens(at), "the feature server", log, 180)
         except TransientError as exc:
             lines = log.read_text(errors="replace").strip().splitlines()
             if process.returncode == EXIT_REFUSED and lines:

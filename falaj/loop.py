@@ -24,7 +24,7 @@ from falaj.context import (
     row,
 )
 from falaj.models import gate_lines
-from falaj.session import run_flow, serve_ui
+from falaj.session import run_flow
 from tasks.contracts.replay import PolicyName
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.extras import require_extras
@@ -470,12 +470,3 @@ def retry(run: str | None = None, /, *, context: Here) -> Shown:
         return Shown({"lines": lines}, lines)
 
     return run_flow(context, work, reads_data=False)
-
-
-def ui(*, context: Here) -> None:
-    """Serve the Prefect UI of the state folder until interrupted.
-
-    Examples:
-        falaj ui
-    """
-    serve_ui(context)

@@ -308,7 +308,7 @@ def _check_promoted(decision: PromotionDecision) -> None:
 
 def _resume_run(model: str, version: int, settings: Settings) -> list[str]:
     """Let the run that asks resume, where a platform runs; the answer is kept either way."""
-    from infra.orchestration.client import platform_environment
+    from infra.platform.files import platform_environment
 
     found = platform_environment(settings.home)
     if found is None and "PREFECT_API_URL" not in os.environ:

@@ -17,9 +17,8 @@ from cyclopts.validators import Number
 
 from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
 from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
-from infra.orchestration.client import platform_environment
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
-from infra.platform.files import PlatformFiles
+from infra.platform.files import PlatformFiles, platform_environment
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras

@@ -245,12 +245,6 @@ class Project:
         return registry
 
     @property
-    def _location(self) -> Any:
-        from tasks.registry.connection import RegistryLocation
-
-        return RegistryLocation.of(self.settings)
-
-    @property
     def _variables(self) -> dict[str, str]:
         return {"FALAJ_HOME": str(self.settings.home), "FALAJ_FEATURE_REPO": str(self.path)}
 
@@ -363,17 +357,8 @@ class Model:
             numbers = pd.DataFrame(made, index=rows.index)
             rows = pd.concat([rows.drop(columns=numbers.columns, errors="ignore"), numbers], axis=1)
         categorical, numeric = self._program.raw_columns.model_inputs(rows)
-        scores = [
-            self._loaded(
-                ModelInputs(
-                    {
-                        "categorical": categorical[start : start + MOST_ROWS],
-                        "numeric": numeric[start : start + MOST_ROWS],
-                    }
-                )
-            )
-            for start in range(0, len(rows), MOST_ROWS)
-        ]
+        inputs = ModelInputs({"categorical": categorical, "numeric": numeric})
+        scores = [self._loaded(block) for block in inputs.blocks(MOST_ROWS)]
         if classes := self.classes:
             each = np.concatenate(scores) if scores else np.empty((0, len(classes)), np.float32)
             names = np.array(classes, dtype=object)
@@ -384,10 +369,11 @@ class Model:
 
     @cached_property
     def _program(self) -> RegisteredProgram:
+        from tasks.registry.connection import RegistryLocation
         from tasks.registry.programs import fetch_version
 
         settings = self.project.settings
-        return fetch_version(self.registered.ref, self.project._location, settings.store)
+        return fetch_version(self.registered.ref, RegistryLocation.of(settings), settings.store)
 
     @cached_property
     def _encoders(self) -> dict[str, LoadedEncoder]:

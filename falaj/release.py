@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tasks.release.records import ByHand, Release
     from tasks.release.rollout import Releasing
 
-ACTION = "change-release"
 ACTS: dict[ByHand | Literal["start"], str] = {
     "start": "Release the champion, also one that was rolled back before.",
     "hold": "Take no further step until it is resumed; harm still rolls back.",
@@ -96,7 +95,7 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., Shown]:
         releasing = Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
         if dry_run:
             return _without_acting(releasing, name, wish)
-        with recorded_act(settings, ACTION, approver, wish.replace("_", ""), model=name):
+        with recorded_act(settings, "change-release", approver, wish.replace("_", ""), model=name):
             if wish == "start":
                 release = releasing.begin(name, release_config(config), approver, comment)
             else:

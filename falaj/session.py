@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from subprocess import Popen
 
-from falaj.context import Context, Shown, row
+from falaj.context import Context, Here, Shown, row
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
-from infra.orchestration.client import running_platform
 from infra.orchestration.embedded import (
     client_environment,
     disk_with_space,
@@ -20,6 +19,7 @@ from infra.orchestration.embedded import (
     prefect_server,
     wait_for_server,
 )
+from infra.platform.files import running_platform
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tasks.training.models.making import check_model
@@ -68,11 +68,14 @@ def run_flow(
     return replace(shown, lines=[*shown.lines, took])
 
 
-def serve_ui(context: Context) -> None:
+def ui(*, context: Here) -> None:
     """Serve the Prefect UI of the state folder until interrupted.
 
     Raises:
         ConfigurationError: runs are on another server, which serves its own.
+
+    Examples:
+        falaj ui
     """
     home = context.home
     if url := _other_server(context):

@@ -40,15 +40,14 @@ def setup(*, nccl: bool = False) -> None:
 
 
 def copy_example(name: str, folder: Path) -> None:
-    """Copy a shipped project into a new folder, or an empty one.
+    """Copy a shipped project into a new folder, or one that holds a state folder at most.
 
     Raises:
         ConfigurationError: something is in the folder.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.is_file() or (folder.is_dir() and {p.name for p in folder.iterdir()} - {".falaj"}):
         raise ConfigurationError(
-            f"{folder} is there already and is not empty; name another folder with --folder. "
-            "Nothing was written"
+            f"{folder} is there already and is not empty; name another folder. Nothing was written"
         )
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(EXAMPLES / name, folder, ignore=ignored, dirs_exist_ok=True)

@@ -10,11 +10,9 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, distribution, requires
+from importlib.metadata import Distribution, distribution
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
+from infra.images.prune import closure
 from tasks.kernel.settings import PROJECT_ROOT
 
 EXTRAS = ("train", "convert", "serve")
@@ -38,25 +36,10 @@ def required(own: Sequence[str] = EXTRAS) -> list[Distribution]:
     Those of other packages count only where one names them.
     """
     project = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    seen: dict[str, set[str]] = {}
     optional = project["project"]["optional-dependencies"]
     lists = [project["project"]["dependencies"], *(optional[extra] for extra in own)]
-    todo = [Requirement(line) for lines in lists for line in lines if line[:6] != "falaj["]
-    while todo:
-        wanted = todo.pop()
-        name = canonicalize_name(wanted.name)
-        asked = seen.get(name, set()) | wanted.extras
-        if name in seen and asked == seen[name]:
-            continue
-        seen[name] = asked
-        lines = map(Requirement, requires(name) or ())
-        todo += [line for line in lines if _applies(line, asked | {""})]
-    return [distribution(name) for name in sorted(seen)]
-
-
-def _applies(wanted: Requirement, extras: set[str]) -> bool:
-    marker = wanted.marker
-    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+    asked = [line for lines in lists for line in lines if line[:6] != "falaj["]
+    return [distribution(name) for name in sorted(closure(asked))]
 
 
 def licence_of(package: Distribution) -> str:

@@ -39,7 +39,6 @@ from infra.provision.checkout import (
 TOOLS = ("pip", "setuptools", "wheel", "uv")  # from the lock, by pip; they install and build
 TORCH = "torch"  # in the lock without digests
 BUILT_WITH = ("PyTorch", "Gloo")
-NUM_STEPS = 8
 LOCK_END = "# Without digests: each machine may have a build of its own.\n"
 
 
@@ -111,7 +110,7 @@ def _announce_wait() -> None:
 
 def make_environment(checkout: Checkout, lock: int) -> None:
     """Make the environment from nothing, step by step."""
-    progress = machine.Progress(NUM_STEPS)
+    progress = machine.Progress(8)
     caller = machine.caller_environment(os.environ)
     with progress.step("checking the machine") as step:
         compiler = machine.require_machine(caller)

@@ -44,7 +44,6 @@ from tasks.kernel.files import temporary_files
 from tasks.kernel.settings import Settings
 
 _SPARE_FILES = 256
-NOT_RUNNING = 3
 SWITCH_S = 0.0005
 """The event loop asks for the interpreter after each wait; a thread that writes the log, reads
 features or loads a version gives it back so soon. Python's 5 ms would be added to every answer
@@ -157,7 +156,7 @@ def _look_or_stop(asked: argparse.Namespace, home: Path) -> int:
     found: list[Any] = live_addresses(home)
     if not found:
         sys.stdout.write(f"nothing serves from {home}\n")
-        return NOT_RUNNING
+        return 3
     if asked.command == "status":
         sys.stdout.write("".join(json.dumps(one, indent=1) + "\n" for one in found))
         return 0

@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.config import ServingConfig
-from serving.interfaces import Guard, Observer, Pages
+from serving.interfaces import Observer, Pages
 from serving.protocol.front import Front
 from serving.protocol.http.listener import Listener, admin_listener, bound_socket, public_listener
 from serving.protocol.http.pages import admin_pages, admin_token
-from serving.security.guard import OpenGuard
-from serving.security.tls import RenewingTls
+from serving.security.config import is_loopback
+from serving.security.guard import OpenGuard, Secured
 from tasks.contracts.serving import address_file, lock_file, read_addresses
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import locked, private_folder, write_atomically
 
 if TYPE_CHECKING:
-    import grpc
     import grpc.aio
 
     from serving.engine.engine import ModelEngine
@@ -50,23 +49,18 @@ class Components:
     Attributes:
         engine: loaded models; it notifies observers of what it has served and refused itself.
         observers: the engine's, for requests that are refused before the engine sees them.
-        guard: None for `OpenGuard`, which stands on loopback only.
+        security: guard and TLS; None for `OpenGuard`, which stands on loopback only, in clear.
         entities: None where requests cannot name entities.
         pages: more pages of the admin listener, as `/metrics`.
-        tls: of the public HTTP listener; None for plain HTTP.
-        grpc_credentials: of the gRPC listener; None for no TLS, which with `tls` is for loopback
-            alone.
         start: run on the event loop before anything is answered.
         stops: run one after the other after the last answer; each whatever others do.
     """
 
     engine: ModelEngine
     observers: Sequence[Observer] = ()
-    guard: Guard | None = None
+    security: Secured | None = None
     entities: FeastEntityReader | None = None
     pages: Pages = field(default_factory=dict)
-    tls: RenewingTls | None = None
-    grpc_credentials: grpc.ServerCredentials | None = None
     start: Hook = _nothing
     stops: Sequence[Hook] = ()
 
@@ -107,12 +101,12 @@ async def serve(
         )
         token = admin_token(home)
         made = components_of(config, home)
-        guard = made.guard or OpenGuard(config)
-        front = Front(made.engine, guard, config, made.observers, made.entities)
-        rpc, rpc_port = _grpc(config, front, made)
-        public = public_listener(front, made.tls)
+        closed = made.security or Secured(OpenGuard(config))
+        front = Front(made.engine, closed.guard, config, made.observers, made.entities)
+        rpc, rpc_port = _grpc(config, front, closed)
+        public = public_listener(front, closed.tls)
         inner = admin_listener(front, admin_pages(made.engine, token, made.pages))
-        scheme = "http" if made.tls is None else "https"
+        scheme = "http" if closed.tls is None else "https"
         addresses = {
             "http": f"{scheme}://{_address(config.host, http.getsockname()[1])}",
             "grpc": None if rpc_port is None else _address(config.host, rpc_port),
@@ -123,12 +117,13 @@ async def serve(
             listeners = [(public, public.serve(http)), (inner, inner.serve(admin))]
             await _answer(announced, drain_s, front, listeners, rpc, addresses)
         finally:
-            # Each, whatever others do.
-            _raise_first([await _outcome(stop) for stop in made.stops])
+            # One after the other, and each whatever others do.
+            ended = [await asyncio.gather(stop(), return_exceptions=True) for stop in made.stops]
+            _raise_first([outcome for (outcome,) in ended])
 
 
 def _grpc(
-    config: ServingConfig, front: Front, made: Components
+    config: ServingConfig, front: Front, closed: Secured
 ) -> tuple[grpc.aio.Server | None, int | None]:
     """The gRPC server and its port; none where it is off.
 
@@ -137,14 +132,14 @@ def _grpc(
     """
     if not config.grpc.enabled:
         return None, None
-    if made.tls is not None and made.grpc_credentials is None and not config.on_loopback:
+    if closed.tls is not None and closed.grpc is None and not is_loopback(config.host):
         raise ConfigurationError(
             "HTTP has TLS here and gRPC has not, so it may be on loopback only; set "
             "grpc.enabled: false, or put Envoy before this server. Nothing was started"
         )
     from serving.protocol.grpc.service import grpc_server  # imports gRPC: after `only_tls_1_3`
 
-    return grpc_server(front, config.host, config.grpc.port, made.grpc_credentials)
+    return grpc_server(front, config.host, config.grpc.port, closed.grpc)
 
 
 async def _answer(
@@ -243,10 +238,6 @@ def _only_one(announced: Path) -> Iterator[None]:
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def _outcome(stop: Hook) -> object:
-    return (await asyncio.gather(stop(), return_exceptions=True))[0]
 
 
 def _raise_first(outcomes: Sequence[object]) -> None:

@@ -31,11 +31,7 @@ from tasks.registry.connection import RegistryLocation
 
 def installed_components(settings: Settings) -> ComponentsOf:
     """What makes the components of a process that serves the versions of one installation."""
-
-    def components_of(config: ServingConfig, home: Path) -> Components:
-        return _wired(settings, config, home)
-
-    return components_of
+    return partial(_wired, settings)
 
 
 def _fields_in(
@@ -70,7 +66,6 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
         config.log, home, engine.signature, partial(_fields_in, engine, entities),
         partial(_version_in, engine),
     )  # fmt: skip
-    security = secured(config.security, home, config.host)
     observability = Observability(
         config.observability,
         states=engine.states,
@@ -95,11 +90,9 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
     return Components(
         engine,
         observers=observers,
-        guard=None if security is None else security.guard,
+        security=secured(config.security, home, config.host),
         entities=entities,
         pages=observability.pages,
-        tls=None if security is None else security.tls,
-        grpc_credentials=None if security is None else security.grpc,
         start=start,
         stops=(
             releases.stop,

@@ -1,7 +1,5 @@
 """What one serving process is asked to do: one value, read from the feature repository."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from serving.security.config import SecuritySection, is_loopback
+from serving.security.config import SecuritySection
 from tasks.contracts.conversion import MOST_ROWS
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
@@ -36,28 +34,22 @@ MAX_BUFFERED_BYTES = 256 * _MIB
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class HttpConfig(_Section):
     """The public HTTP listener."""
 
     port: NonNegativeInt = Field(default=8000, le=65_535, description="0 takes a free one.")
-    max_body_bytes: PositiveInt = Field(
-        default=16 * _MIB, le=2**30, description="Largest body of a request; 413 beyond."
-    )
-    max_connections: PositiveInt = Field(
-        default=1000, le=100_000, description="Open at a time; one more is answered 503."
-    )
-    request_timeout_s: PositiveFloat = Field(
-        default=20.0,
-        le=3600,
-        description="Time for a request to arrive whole (408 after), and for a client to read its "
-        "answer (it is cut off).",
-    )
-    keep_alive_s: PositiveFloat = Field(
-        default=75.0, le=86_400, description="Idle connections are closed after; above a proxy's."
-    )
+    max_body_bytes: PositiveInt = Field(default=16 * _MIB, le=2**30)
+    """Largest body of a request; 413 beyond."""
+    max_connections: PositiveInt = Field(default=1000, le=100_000)
+    """Open at a time; one more is answered 503."""
+    request_timeout_s: PositiveFloat = Field(default=20.0, le=3600)
+    """Time for a request to arrive whole (408 after), and for a client to read its answer
+    (it is cut off)."""
+    keep_alive_s: PositiveFloat = Field(default=75.0, le=86_400)
+    """Idle connections are closed after; above a proxy's."""
     track_header: bool = Field(
         default=True,
         validation_alias=AliasChoices("track_header", "slot_header"),
@@ -71,9 +63,8 @@ class GrpcConfig(_Section):
 
     enabled: bool = Field(default=True, description="Whether to listen.")
     port: NonNegativeInt = Field(default=8001, le=65_535, description="0 takes a free one.")
-    max_concurrent_calls: PositiveInt = Field(
-        default=512, le=100_000, description="Calls at a time; more are refused."
-    )
+    max_concurrent_calls: PositiveInt = Field(default=512, le=100_000)
+    """Calls at a time; more are refused."""
 
 
 class AdminConfig(_Section):
@@ -87,55 +78,41 @@ class ServedModel(_Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
     alias: str = Field(default="champion", min_length=1, description="Names the stable version.")
-    on_move: Literal["swap", "offer"] = Field(
-        default="swap",
-        description="What a moved alias does: `swap` serves the new version at once, `offer` loads "
-        "it as candidate and leaves the rest to the release flow.",
-    )
-    goal_ms: PositiveFloat = Field(
-        default=50.0,
-        le=60_000,
-        description="Latency goal, p99. A request that would wait longer than half of it is "
-        "refused (503), unless it fits into the next batches.",
-    )
-    golden_rows: Path | None = Field(
-        default=None,
-        description="NumPy archive (.npz) with an array for each input: rows that every version is "
-        "checked on before it serves. None makes rows of the signature.",
-    )
+    on_move: Literal["swap", "offer"] = "swap"
+    """What a moved alias does: `swap` serves the new version at once, `offer` loads it as
+    candidate and leaves the rest to the release flow."""
+    goal_ms: PositiveFloat = Field(default=50.0, le=60_000)
+    """Latency goal, p99. A request that would wait longer than half of it is refused (503),
+    unless it fits into the next batches."""
+    golden_rows: Path | None = None
+    """NumPy archive (.npz) with an array for each input: rows that every version is checked
+    on before it serves. None makes rows of the signature."""
 
 
 class HardwareConfig(_Section):
     """One kind of hardware that this process computes on."""
 
     name: str = Field(default="cpu", min_length=1, description="As answers and counters name it.")
-    hardware_class: str = Field(
-        default="cpu", min_length=1, description="That variants were judged for."
-    )
-    goal: str = Field(
-        default="one-row", description="Goal of the conversion whose chosen variant serves."
-    )
-    variants: tuple[str, ...] = Field(
-        default=(), description="Serve the first of these that was kept, whatever the goal says."
-    )
+    hardware_class: str = Field(default="cpu", min_length=1)
+    """That variants were judged for."""
+    goal: str = "one-row"
+    """Goal of the conversion whose chosen variant serves."""
+    variants: tuple[str, ...] = ()
+    """Serve the first of these that was kept, whatever the goal says."""
     threads: PositiveInt = Field(default=1, description="Within one call of the runtime.")
-    workers: PositiveInt = Field(
-        default=2, description="Batches that may run beside each other, of different models."
-    )
+    workers: PositiveInt = 2
+    """Batches that may run beside each other, of different models."""
 
 
 class EngineConfig(_Section):
     """What the engine computes on, and how much it holds."""
 
-    hardware: tuple[HardwareConfig, ...] = Field(
-        default=(HardwareConfig(),), min_length=1, description="The preferred one first."
-    )
-    batch_rows: PositiveInt = Field(
-        default=256, description="Of one batch; a request with more is computed alone."
-    )
-    max_versions: PositiveInt = Field(
-        default=8, description="Loaded versions of all models; memory is bounded by it."
-    )
+    hardware: tuple[HardwareConfig, ...] = Field(default=(HardwareConfig(),), min_length=1)
+    """The preferred one first."""
+    batch_rows: PositiveInt = 256
+    """Of one batch; a request with more is computed alone."""
+    max_versions: PositiveInt = 8
+    """Loaded versions of all models; memory is bounded by it."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -148,45 +125,32 @@ class EngineConfig(_Section):
 class EntityConfig(_Section):
     """What a serving process does with a request that names entities."""
 
-    moment: Literal["use_case", "wall"] | AwareDatetime = Field(
-        default="use_case",
-        description="Moment at which ages count: the use case's clock, which may replay a year; "
-        "the wall clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data: not "
-        "before the end of what was refreshed, as online is the newest row alone.",
-    )
-    max_rows: PositiveInt = Field(
-        default=4096,
-        le=MOST_ROWS,
-        description="Rows of a request, and of requests that share a read.",
-    )
+    moment: Literal["use_case", "wall"] | AwareDatetime = "use_case"
+    """Moment at which ages count: the use case's clock, which may replay a year; the wall
+    clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data: not before
+    the end of what was refreshed, as online is the newest row alone."""
+    max_rows: PositiveInt = Field(default=4096, le=MOST_ROWS)
+    """Rows of a request, and of requests that share a read."""
 
 
 class TraceConfig(_Section):
     """Where spans go, and of which calls."""
 
-    endpoint: AnyHttpUrl | None = Field(
-        default=None,
-        description="OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; None sends nothing. "
-        "Credentials come from OTEL_EXPORTER_OTLP_HEADERS.",
-    )
-    file: Path | None = Field(
-        default=None, description="JSON lines, one a span; for places without a collector."
-    )
-    ratio: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Share of calls without a trace of their own that begin one. A call that "
-        "brings a `traceparent` follows its caller's decision.",
-    )
+    endpoint: AnyHttpUrl | None = None
+    """OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; None sends nothing.
+    Credentials come from OTEL_EXPORTER_OTLP_HEADERS."""
+    file: Path | None = None
+    """JSON lines, one a span; for places without a collector."""
+    ratio: float = Field(default=0.01, ge=0, le=1)
+    """Share of calls without a trace of their own that begin one. A call that brings a
+    `traceparent` follows its caller's decision."""
 
 
 class LogConfig(_Section):
     """The process's log: JSON lines."""
 
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="Least important line that is written."
-    )
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least important line that is written."""
     file: Path | None = Field(default=None, description="None is standard error.")
 
 
@@ -201,22 +165,16 @@ class ServingConfig(_Section):
     """What one serving process is asked to do."""
 
     host: str = Field(default="127.0.0.1", description="Address that HTTP and gRPC listen on.")
-    models: tuple[ServedModel, ...] = Field(
-        default=(), description="What to serve; empty for the use case's registered model."
-    )
-    timeout_s: PositiveFloat = Field(
-        default=30.0, le=3600, description="Longest that a request may take, whatever it asks."
-    )
-    stop_s: PositiveFloat = Field(
-        default=20.0, le=600, description="Time for requests in flight when the process ends."
-    )
-    poll_s: PositiveFloat = Field(
-        default=3.0, le=3600, description="Time between looks at the registry."
-    )
-    open_to_all: bool = Field(
-        default=True,
-        description="Ask nobody who they are. Only on loopback; elsewhere a guard is needed.",
-    )
+    models: tuple[ServedModel, ...] = ()
+    """What to serve; empty for the use case's registered model."""
+    timeout_s: PositiveFloat = Field(default=30.0, le=3600)
+    """Longest that a request may take, whatever it asks."""
+    stop_s: PositiveFloat = Field(default=20.0, le=600)
+    """Time for requests in flight when the process ends."""
+    poll_s: PositiveFloat = Field(default=3.0, le=3600)
+    """Time between looks at the registry."""
+    open_to_all: bool = True
+    """Ask nobody who they are. Only on loopback; elsewhere a guard is needed."""
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
     admin: AdminConfig = AdminConfig()
@@ -241,12 +199,7 @@ class ServingConfig(_Section):
                 raise ValueError(f"{what} {seen} are the same twice: {twice[0]}; name each once")
         return self
 
-    @property
-    def on_loopback(self) -> bool:
-        """Whether only this machine can reach the listeners."""
-        return is_loopback(self.host)
-
-    def of_models(self, names: tuple[str, ...]) -> ServingConfig:
+    def of_models(self, names: tuple[str, ...]) -> Self:
         """The same, serving these models."""
         return self.model_copy(update={"models": tuple(ServedModel(name=name) for name in names)})
 

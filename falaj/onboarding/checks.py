@@ -1,7 +1,5 @@
 """The story of a check: what is written, the raw rows, the queries, the windows, the leaks."""
 
-from __future__ import annotations
-
 import re
 import time
 from dataclasses import dataclass, field, replace

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from falaj.context import Here, Shown, row
+from falaj.setup import copy_example
 
 if TYPE_CHECKING:
     from falaj.onboarding.checks import CheckReport
     from falaj.onboarding.findings import Finding
 
-NUM_LEADING = 3
 Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 
 
@@ -50,7 +50,7 @@ def _described(report: CheckReport, findings: list[Finding]) -> list[str]:
             row(str(split["name"]), f"{split['rows']:,} rows{share}, {split['days']} days")
         )
     if report.leading:
-        best = ", ".join(f"{name} ({score:.3f})" for name, score in report.leading[:NUM_LEADING])
+        best = ", ".join(f"{name} ({score:.3f})" for name, score in report.leading[:3])
         lines.append(row("Alone", f"{best} tell most about the label by themselves"))
     found = f"{errors} error(s), {len(findings) - errors} warning(s)" if findings else "no mistake"
     return [*lines, row("Checked", f"{report.name} in {report.seconds:.1f} s: {found}")]
@@ -91,11 +91,12 @@ def init(
         falaj init shop --data orders.parquet --label churned --time ordered_at --key customer
         falaj init cases --template flights
     """
-    from falaj.onboarding.project import begin, copy_example
+    from falaj.onboarding.project import begin
     from falaj.onboarding.proposal import Wishes
 
     if template in ("flights", "traffic"):
-        return copy_example(template, folder)
+        copy_example(template, folder)
+        return [row("Written", f"{folder}, a copy of the example {template}")]
     wishes = Wishes(
         label=label,
         time=time,

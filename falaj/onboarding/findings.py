@@ -1,7 +1,5 @@
 """What a check found: where, what was seen and expected, what to do."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Iterator
@@ -12,6 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
+from falaj.context import EXIT_DATA, EXIT_WRONG_INPUT
 from tasks.kernel.errors import ConfigurationError, FalajError, WindowError
 from tasks.kernel.settings import USE_CASE_FILE
 
@@ -19,7 +18,6 @@ Severity = Literal["error", "warning"]
 Kind = Literal["configuration", "data"]
 Place = tuple[str, int | None]
 """A file, as the use case names it, and a line of it, counted from 1."""
-EXIT_CONFIGURATION, EXIT_DATA = 2, 4
 _LAST = re.compile(r"\s*(Nothing|No \w+) (was|were) [^.;]*\.?$")
 """How a sentence of ours ends that says what was left undone: a check changes nothing anyhow."""
 
@@ -188,4 +186,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def exit_code(findings: Iterable[Finding]) -> int:
     """0 without an error, 2 where one is of the configuration, 4 where all are of the data."""
     kinds = {finding.kind for finding in findings if finding.severity == "error"}
-    return EXIT_CONFIGURATION if "configuration" in kinds else EXIT_DATA if kinds else 0
+    return EXIT_WRONG_INPUT if "configuration" in kinds else EXIT_DATA if kinds else 0

@@ -1,7 +1,5 @@
 """What a file holds that somebody wants a model of: its rows as a run would read them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ again and must be the same. That finds what looks ahead. It cannot find a value 
 into an old row afterwards: that shows in an input which predicts too well by itself.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
@@ -23,8 +21,6 @@ from tasks.features.config import FeatureTable
 from tasks.features.entities import EVENT_TIME, schema_of
 from tasks.features.offline.duck import inside, parquet, sql_name, sql_text
 from tasks.kernel.errors import FalajError
-
-CATEGORIES = ("VARCHAR", "BOOLEAN")
 
 
 def check_future(sample: Sample, frame: Path) -> None:
@@ -125,7 +121,7 @@ def _joined(sample: Sample, frame: Path) -> tuple[Path, list[str], list[str]]:
         for column, kind, *_ in described:
             if column not in (*keys, EVENT_TIME, "created"):
                 name = f"{table.name}__{column}"
-                (categorical if kind in CATEGORIES else numeric).append(name)
+                (categorical if kind in ("VARCHAR", "BOOLEAN") else numeric).append(name)
                 wanted.append(f"t{number}.{sql_name(column)} AS {sql_name(name)}")
         equal = " AND ".join(f"f.{sql_name(k)} = t{number}.{sql_name(k)}" for k in keys)
         known = f"greatest({sql_name(EVENT_TIME)}, created) AS known_at"

@@ -1,9 +1,6 @@
 """The story of `falaj init`: look at the data, ask what it cannot say, propose, write, tell."""
 
-from __future__ import annotations
-
 import re
-import shutil
 from pathlib import Path
 from zoneinfo import available_timezones
 
@@ -13,7 +10,6 @@ from falaj.onboarding.proposal import Proposal, Wishes, propose
 from falaj.onboarding.writing import files_of, write_project
 from tasks.features.tables.sniffing import SniffedColumn, sniff
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import PROJECT_ROOT
 
 LEAST_WIDTHS = (28, 12, 22)
 """Of the list of columns: name, type, what it is taken for."""
@@ -119,18 +115,3 @@ def _cells(column: SniffedColumn, rows: Rows, proposal: Proposal) -> tuple[str, 
     shown = ", ".join(text[:20] for text in column.examples)
     other = "a time, no input" if column.type == "TIMESTAMPTZ" else "input"
     return name, column.type, roles.get(column.name, other), f"{shown}{missing}"
-
-
-def copy_example(name: str, folder: Path) -> list[str]:
-    """Copy a shipped project into a new folder.
-
-    Raises:
-        ConfigurationError: something is in the folder.
-    """
-    places = (PROJECT_ROOT / "falaj" / "examples", PROJECT_ROOT / "feature_repo")
-    source = next(place / name for place in places if (place / name).is_dir())
-    write_project({}, folder, "")
-    shutil.copytree(
-        source, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
-    )
-    return [row("Written", f"{folder}, a copy of the example {name}")]

@@ -1,7 +1,5 @@
 """What is proposed of a file's rows: task, keys, features, windows; and what was assumed."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from tasks.kernel.errors import ConfigurationError, DataContractError
 
 Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 YES = ("yes", "y", "true", "t", "1", "ja", "oui", "si")
-LONGEST_WAIT_DAYS, HORIZON = 30, "24h"
+LONGEST_WAIT_DAYS = 30
 LONGEST_SHARE = 10
 """An assumed wait for labels is at most a tenth of the time that the rows are of."""
 SHARES = (0.7, 0.85)
@@ -127,7 +125,7 @@ def propose(name: str, rows: Rows, wishes: Wishes) -> Proposal:
     horizon, wait = "", "0m"
     if is_series:
         asked = "how far ahead to predict"
-        horizon = wishes.duration(wishes.horizon, asked, HORIZON, "--horizon")
+        horizon = wishes.duration(wishes.horizon, asked, "24h", "--horizon")
     else:
         asked = f"how long after its row's time {rows.label.written} is known"
         longest = min(LONGEST_WAIT_DAYS, max(1, (rows.last - rows.first).days // LONGEST_SHARE))

@@ -1,7 +1,5 @@
 """Queries of a use case, run on a sample; each mistake with its file and line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Raw tables: read as a run would read them, and the line of a value that cannot be read."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import re

@@ -1,7 +1,5 @@
 """What `use_case.yaml` says, and each mistake in it with its line."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

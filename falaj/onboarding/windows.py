@@ -1,7 +1,5 @@
 """Windows and gates: rows and labels of each split, and gates that no candidate could pass."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of a project, as `falaj init` proposes them: short, with what each line is for."""
 
-from __future__ import annotations
-
 import math
 import os
 from datetime import timedelta
@@ -19,7 +17,6 @@ from tasks.kernel.settings import USE_CASE_FILE
 
 ALL = "everyone"
 """Entity of a history that is of all rows."""
-WIDTH = 82
 
 
 def files_of(rows: Rows, proposal: Proposal, folder: Path) -> dict[str, str]:
@@ -97,6 +94,6 @@ def _flow(value: object, width: int = 10_000) -> str:
 
 
 def _wrapped(value: dict[str, str]) -> str:
-    text = _flow(dict(value), WIDTH)
+    text = _flow(dict(value), 82)
     indented = text.replace("\n", "\n" + " " * 8)
     return f"\n        {indented}" if "\n" in text else f" {text}"

@@ -43,18 +43,14 @@ from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.programs import fetch_version
 
-NUM_TURNS = 25
-TURN_MS = 50.0
 Times = Mapping[str, Timing]
 FLOATS = "onnx-fp32"
 """The form that others are measured against, in ONNX Runtime."""
-SMALL = (FLOATS, "openvino-fp32")
 ENCODER_FILE = PROJECT_ROOT / "feature_repo" / "models" / "sentence-encoder.yaml"
 TOKENS = 32
 """Of every text whose embedding is timed; none of it is padding."""
 COSINES = ((0.9999, 2.0), (0.997, 3.3))
 """Least mean cosine with the embeddings of PyTorch, and how many times faster than `FLOATS`."""
-FEW_TEXTS = {"calibration_texts": 32, "judged_texts": 64}
 
 
 def tabular(bench: Bench) -> Measured:
@@ -80,9 +76,16 @@ def tabular(bench: Bench) -> Measured:
 
 def encoder(bench: Bench) -> Measured:
     """Of a sentence encoder, one text and 32 texts of 32 tokens."""
-    store = ArtifactStore(bench.folder)
-    program, rows, config = sentence_encoder(store, bench)
-    converted = convert(ConversionJob(program, rows, config, store), bench)
+    store, config = ArtifactStore(bench.folder), read_import_config(ENCODER_FILE)
+    assert config.encoder is not None
+    assert config.corpus is not None
+    imported = export_encoder(config.encoder, store)
+    few_texts = {"calibration_texts": 32, "judged_texts": 64}
+    corpus = config.corpus.model_copy(update=bench.size({}, few_texts))
+    rows = prepare_corpus(corpus, config.encoder, store)
+    of = (imported.program, rows.data.sha256)
+    program = unregistered(*of, family=imported.family, signature=imported.signature)
+    converted = convert(ConversionJob(program, rows, config.conversion, store), bench)
     measured: Measured = []
     with torch_threads_restored():
         models = converted.loaded()
@@ -93,21 +96,6 @@ def encoder(bench: Bench) -> Measured:
                 name = f"encoder, batch {count}, {FLOATS} to cosine {cosine}"
                 measured.append(at_least(name, 1 / share, bound, found))
     return measured
-
-
-def sentence_encoder(
-    store: ArtifactStore, bench: Bench
-) -> tuple[RegisteredProgram, PreparedRows, ConversionConfig]:
-    """The real encoder, the texts that calibrate and judge it, and how it is converted."""
-    config = read_import_config(ENCODER_FILE)
-    assert config.encoder is not None
-    assert config.corpus is not None
-    imported = export_encoder(config.encoder, store)
-    corpus = config.corpus.model_copy(update=bench.size({}, FEW_TEXTS))
-    rows = prepare_corpus(corpus, config.encoder, store)
-    of = (imported.program, rows.data.sha256)
-    program = unregistered(*of, family=imported.family, signature=imported.signature)
-    return program, rows, config.conversion
 
 
 def unregistered(
@@ -159,7 +147,7 @@ class Converted:
 def convert(job: ConversionJob, bench: Bench) -> Converted:
     """Build every form for processors and keep those that pass the gates, however fast they are."""
     every = tuple(target.name for target in FORMATS if target.is_for("cpu"))
-    names = bench.size(every, SMALL)
+    names = bench.size(every, (FLOATS, "openvino-fp32"))
     quick = {"formats": names, "batch_sizes": (1,), "measurement": "quick"}
     config = ConversionConfig.model_validate({**job.config.model_dump(), **quick})
     job = replace(job, config=config)
@@ -182,7 +170,7 @@ def build_all(job: ConversionJob) -> dict[str, BuiltVariant]:
 def timed(models: Mapping[str, LoadedModel], batch: ModelInputs, bench: Bench) -> Times:
     """CPU time of all models on one batch, shown on the screen."""
     calls = {name: partial(model, batch) for name, model in models.items()}
-    times = time_interleaved(calls, bench.size(NUM_TURNS, 2), TURN_MS)
+    times = time_interleaved(calls, bench.size(25, 2), 50.0)
     described = [f"{name} {timing.cpu_ms:.3f}" for name, timing in times.items()]
     print(f"  CPU ms at batch {batch.num_rows}: {', '.join(described)}", flush=True)
     return times

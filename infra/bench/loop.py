@@ -26,7 +26,6 @@ from infra.bench.parts import Bench, newest_record
 from infra.bench.processes import run_python
 from tasks.kernel.settings import Settings
 
-LIMIT_S = 3600
 FIRST_RUN = "first-run.json"
 """Beside the state folder of a loop: what its first run took."""
 
@@ -51,7 +50,7 @@ def run_measured(
     """
     sizes: list[int] = []
     seconds = run_python(
-        arguments, log, environment, LIMIT_S, lambda pid: sizes.append(tree_bytes(pid))
+        arguments, log, environment, 3600, lambda pid: sizes.append(tree_bytes(pid))
     )
     return Cost(seconds, max(sizes))
 

@@ -30,8 +30,6 @@ from tasks.kernel.files import scratch_folder
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
 
-LIMIT_S = 900
-START_LIMIT_S = 180
 ATTEMPTS = 3
 """A free port may be taken by another process between the search for it and the server's start."""
 LOOK_S = 0.5
@@ -43,7 +41,7 @@ def run_python(
     words: Sequence[str],
     log: Path,
     environment: Mapping[str, str] | None = None,
-    limit_s: float = LIMIT_S,
+    limit_s: float = 900,
     look: Callable[[int], object] = lambda pid: None,
 ) -> float:
     """Run `python <words>` from the project's root to its end; the seconds that it took.
@@ -90,7 +88,7 @@ def running(
     """
     variables = {**os.environ, **(environment or {})}
     with guarded_process(command, log, variables, folder=folder, grace_s=grace_s) as process:
-        wait_until_ready(process, lambda: bool(is_ready()), f"{command}", log, START_LIMIT_S)
+        wait_until_ready(process, lambda: bool(is_ready()), f"{command}", log, 180)
         yield psutil.Process(process.pid)
 
 

@@ -46,7 +46,6 @@ def small_repository(folder: Path) -> Path:
 LIMIT_S = 3600
 """Of one measurement: one that hangs must not keep the others from being measured."""
 LONGEST_REASON = 600
-SHOWN_LINES = 40
 
 
 class MeasurementError(Exception):
@@ -148,7 +147,7 @@ class Runner:
                 run_python(program, log, own_environment() | environment, LIMIT_S)
             except RuntimeError as exc:
                 failure = str(exc)
-                for line in log.read_text(errors="replace").strip().splitlines()[-SHOWN_LINES:]:
+                for line in log.read_text(errors="replace").strip().splitlines()[-40:]:
                     say(f"  | {line}")
             outcome = Outcome.validate_json(file.read_bytes()) if file.exists() else []
         if isinstance(outcome, str):  # its own words

@@ -26,8 +26,6 @@ from infra.deploying.items import BlockItem, Comparison, Found, Item, find_block
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.values import Contract
 
-DECISION_DEPLOYMENT = "decision/decision"
-
 COOLDOWN_S = 300
 """Further results on one model start no decision within this. It only saves work: the controller's
 claims keep one incident from being answered twice, and its sweep, which runs as often, finds what
@@ -248,7 +246,7 @@ def decide_on_drift(*, cooldown_s: int = COOLDOWN_S) -> AutomationItem:
     """The automation that starts a decision for a drift result."""
 
     async def actions(client: PrefectClient) -> list[ActionTypes]:
-        deployment = await read_deployment(client, DECISION_DEPLOYMENT)
+        deployment = await read_deployment(client, "decision/decision")
         if deployment is None:
             return []
         result = {"result_id": "{{ event.payload.verdict_id }}"}

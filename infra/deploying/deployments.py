@@ -49,8 +49,10 @@ class DeploymentItem(Item):
 
     @property
     def name(self) -> str:
-        """Its name below the flow's."""
-        return self.use_case.deployment_name(self.entry.name) if self.use_case else self.entry.name
+        """Its name below the flow's: `cpu`, or `cpu-<use case>` of another than the first."""
+        if self.use_case is None or self.use_case.is_first:
+            return self.entry.name
+        return f"{self.entry.name}-{self.use_case.name}"
 
     @property
     def full_name(self) -> str:
@@ -197,7 +199,8 @@ def deployment_items(
             flow=load_flow(entry.entrypoint), entry=entry, use_case=use_case, state=state
         )
         for entry in file.deployments
-        for use_case in (use_cases if entry.is_per_use_case else [None])
+        # One that takes the configuration of a use case is there for each.
+        for use_case in (use_cases if USE_CASE_REFERENCE in entry.parameters.values() else [None])
     )
     if twice := more_than_once([item.label for item in items]):
         raise ConfigurationError(

@@ -22,7 +22,6 @@ from tasks.kernel.values import Contract, checked
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")  # a link to the one at the top
 POOLS_FOLDER = Path(__file__).parents[1] / "work_pools"
-REPOS_VARIABLE = "FALAJ_FEATURE_REPOS"
 USE_CASE_REFERENCE = "{{ prefect.blocks.use-case.first }}"
 """Of the first use case's configuration, in the file; Prefect reads it from that block."""
 
@@ -78,11 +77,6 @@ class Deployment(Contract):
     enforce_parameter_schema: Literal[True]
     concurrency_limit: Limit | None = None
     schedules: tuple[Schedule, ...] = ()
-
-    @property
-    def is_per_use_case(self) -> bool:
-        """True where it takes the configuration of a use case: each has one of its own."""
-        return USE_CASE_REFERENCE in self.parameters.values()
 
 
 class PrefectFile(Contract):
@@ -179,10 +173,6 @@ class UseCase:
     repo_on_workers: str | None
     is_first: bool = False
 
-    def deployment_name(self, name: str) -> str:
-        """A deployment's name for this use case: `cpu`, or `cpu-<use case>`."""
-        return name if self.is_first else f"{name}-{self.name}"
-
 
 def read_use_cases(
     repos: Sequence[str], environment: Mapping[str, str] = os.environ
@@ -200,7 +190,7 @@ def read_use_cases(
             register their models under one.
     """
     own = Settings.from_environment(environment).feature_repo
-    repos = list(repos) or [r for r in environment.get(REPOS_VARIABLE, "").split(":") if r]
+    repos = list(repos) or [r for r in environment.get("FALAJ_FEATURE_REPOS", "").split(":") if r]
     found = tuple(_use_case(r, own, place == 0) for place, r in enumerate(repos or [str(own)]))
     names = [use_case.name for use_case in found]
     models = [str(use_case.config["registry"]["model_name"]) for use_case in found]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AliasChoices,
+    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -88,37 +89,29 @@ class GatewayConfig(Contract):
         upstream_tls: False only for a server on the same machine's loopback device.
     """
 
-    models: dict[ModelName, ModelConfig] = Field(
-        min_length=1, description="Models that clients may call; nothing else exists for them."
-    )
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    models: dict[ModelName, ModelConfig] = Field(min_length=1)
+    """Models that clients may call; nothing else exists for them."""
     listen: Address = Field(default="127.0.0.1:8443", description="Where clients come.")
-    hosts: tuple[str, ...] = Field(
-        default=("localhost", "127.0.0.1"), description="Names in the certificate made here."
-    )
+    hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
+    """Names in the certificate made here."""
     certificate: Path | None = None
     key: Path | None = Field(default=None, description="PEM file of its private key.")
     client_ca: Path | None = None
-    http: tuple[Address, ...] = Field(
-        default=("127.0.0.1:8000",),
-        min_length=1,
-        description="Servers over HTTP, on any hosts; those on this machine that serve from the "
-        "state folder are found without being named.",
-    )
-    grpc: tuple[Address, ...] = Field(
-        default=("127.0.0.1:8001",), min_length=1, description="The same over gRPC."
-    )
+    http: tuple[Address, ...] = Field(default=("127.0.0.1:8000",), min_length=1)
+    """Servers over HTTP, on any hosts; those on this machine that serve from the state
+    folder are found without being named."""
+    grpc: tuple[Address, ...] = Field(default=("127.0.0.1:8001",), min_length=1)
+    """The same over gRPC."""
     upstream_tls: bool = True
     limit: Rate = Field(default=Rate(), description="Of each subject of a token.")
-    address_limit: Rate = Field(
-        default=Rate(per_s=1000, burst=2000), description="Of each address, before anything else."
-    )
+    address_limit: Rate = Rate(per_s=1000, burst=2000)
+    """Of each address, before anything else."""
     timeout_s: PositiveFloat = Field(default=30, description="Of one request.")
     workers: PositiveInt = Field(default=2, description="Envoy's threads.")
-    traces: str | None = Field(
-        default=None,
-        pattern=r"^http://[^/@]+:[0-9]+/.*$",
-        description="OTLP over HTTP, as http://127.0.0.1:4318/v1/traces.",
-    )
+    traces: str | None = Field(default=None, pattern=r"^http://[^/@]+:[0-9]+/.*$")
+    """OTLP over HTTP, as http://127.0.0.1:4318/v1/traces."""
     traced_share: float = Field(default=1.0, ge=0, le=1, description="Of requests, with traces.")
 
     @model_validator(mode="after")

@@ -19,11 +19,8 @@ from infra.gateway.config import ADMIN_SOCKET, GatewayPlan
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import locked
 
-DRAIN_S = 10
 FLUSH_MS = 1000
 """A line of the access log is written so late at most."""
-CHECK_LIMIT_S = 120
-TIMEOUT_S = 5.0
 RUNNING = "running.lock"
 LOCK_WAIT_S = 5.0
 """An Envoy whose parent was killed goes within moments."""
@@ -57,7 +54,7 @@ def envoy_command(plan: GatewayPlan) -> tuple[str, ...]:
         "concurrency": plan.config.workers,
         "log-level": "warning",
         "file-flush-interval-msec": FLUSH_MS,
-        "drain-time-s": DRAIN_S,
+        "drain-time-s": 10,
     }
     named = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return (str(envoy_binary()), *named, "--disable-hot-restart")
@@ -73,7 +70,7 @@ def check_bootstrap(plan: GatewayPlan) -> str:
         cwd=plan.files.folder,
         capture_output=True,
         text=True,
-        timeout=CHECK_LIMIT_S,
+        timeout=120,
         check=False,
     )
     return "" if done.returncode == 0 else done.stderr.strip()[-2000:]
@@ -144,7 +141,7 @@ class _Connection(http.client.HTTPConnection):
     """HTTP over a socket in a folder, whose path may be longer than the 108 bytes of an address."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
+        super().__init__("localhost", timeout=5.0)
         self._folder = folder
 
     def connect(self) -> None:

@@ -17,8 +17,6 @@ from packaging.utils import canonicalize_name
 
 from infra.provision.checkout import Checkout
 
-LIST = "packages.txt"
-
 
 def closure(wanted: Sequence[str]) -> set[str]:
     """Names of the installed packages that requirements ask for, and what those ask for.
@@ -60,7 +58,7 @@ def prune(checkout: Checkout, wanted: Sequence[str]) -> None:
                 with suppress(OSError):  # not empty, or gone
                     os.removedirs(each.parent)
     listing = [f"{name}=={installed[name].version}\n" for name in sorted(kept)]
-    (checkout.venv / LIST).write_text("".join(listing), encoding="utf-8")
+    (checkout.venv / "packages.txt").write_text("".join(listing), encoding="utf-8")
     checkout.mark_complete(checkout.wanted_digest())
 
 

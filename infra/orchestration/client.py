@@ -1,21 +1,17 @@
-"""How a command finds the platform that runs on a state folder.
+"""What Prefect's servers and clients read, and whether a platform runs on a state folder.
 
-Reads files only, and imports nothing of Prefect: what it returns must be in the environment before
-Prefect is imported.
+Imports nothing of Prefect: what it returns must be in the environment before Prefect is imported.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.kernel.errors import ConfigurationError, NotRunningError
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import is_held, locked, read_yaml
 
-PLATFORM = "platform"
-LOGGING = Path(__file__).with_name("logging.yml")
 RESULTS = "falaj-results/state"
 """Block of Prefect that keeps results; see `tasks.control.routing.task.SharedResults`."""
 ASK_AGAIN_CODES = "500"
@@ -39,7 +35,7 @@ def server_settings(*parts: str) -> dict[str, str]:
 
 def platform_folder(home: Path) -> Path:
     """Folder of the platform's own state under a state folder."""
-    return home / PLATFORM
+    return home / "platform"
 
 
 def is_running(home: Path) -> bool:
@@ -71,50 +67,6 @@ def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in BASE_VARIABLES or name.startswith("LC_")
     }
-
-
-def platform_environment(home: Path) -> dict[str, str] | None:
-    """What Prefect reads in a command that is to use the platform of this state folder.
-
-    Args:
-        home: the state folder, as in `Settings.home`.
-
-    Returns:
-        Address, password and folders of Prefect; None where no platform runs, or where its server
-        has not answered yet.
-
-    Raises:
-        ConfigurationError: a file of the platform was changed and says nothing any more.
-    """
-    if not is_running(home):
-        return None
-    folder = platform_folder(home)
-    try:
-        endpoint = json.loads((folder / "endpoint.json").read_text())
-        api_url, ui_url = str(endpoint["api_url"]), endpoint.get("ui_url")
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError) as exc:
-        raise ConfigurationError(
-            f"{folder / 'endpoint.json'} does not say where the platform answers ({exc!r}); "
-            "restart the platform: make down, make up"
-        ) from exc
-    return client_settings(home, api_url, read_password(folder), ui_url)
-
-
-def running_platform(home: Path) -> dict[str, str]:
-    """As `platform_environment`, for a command that was asked to use the platform.
-
-    Raises:
-        NotRunningError: none runs on this state folder, or its server has not answered yet.
-    """
-    environment = platform_environment(home)
-    if environment is None:
-        raise NotRunningError(
-            f"no platform is ready on {home}; start it with make up, look with make status, or "
-            "run the command without --on-platform"
-        )
-    return environment
 
 
 def read_password(folder: Path) -> str | None:
@@ -159,7 +111,7 @@ def prefect_settings(folder: Path, api_url: str) -> dict[str, str]:
         "PREFECT_API_URL": api_url,
         "PREFECT_DEFAULT_RESULT_STORAGE_BLOCK": RESULTS,
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-        "PREFECT_LOGGING_SETTINGS_PATH": str(LOGGING),
+        "PREFECT_LOGGING_SETTINGS_PATH": str(Path(__file__).with_name("logging.yml")),
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",

@@ -23,7 +23,6 @@ from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.metadata.database import USED, held_everywhere
 
-START_TIMEOUT_S = 180
 FLUSH_TIMEOUT_S = 10
 LONGEST_REASON = 300
 
@@ -107,9 +106,7 @@ def wait_for_server(server: subprocess.Popen[bytes], home: Path, port: int) -> N
         TransientError: it ended, or did not answer in time.
     """
     url, log = f"http://127.0.0.1:{port}/api/health", home / "prefect" / "server.log"
-    wait_until_ready(
-        server, lambda: answers(url), "the embedded Prefect server", log, START_TIMEOUT_S
-    )
+    wait_until_ready(server, lambda: answers(url), "the embedded Prefect server", log, 180)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ ENDED_BADLY = [StateType.FAILED, StateType.CRASHED]
 UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 DEPLOYMENTS = PROJECT_ROOT / "infra" / "deploying" / "prefect.yaml"
 KILLED = "Its process was killed; falaj retry resumes it."
-POLL_S = 1.0
 PAGE = 200
 
 
@@ -44,7 +43,7 @@ def retry_run(wanted: str | None) -> list[str]:
             return [f"{'Retried':<10}{run.name}, in this process"]
         client.set_flow_run_state(run.id, AwaitingRetry(message="Retry from the command line"))
         while (state := (now := client.read_flow_run(run.id)).state) and not state.is_final():
-            time.sleep(POLL_S)
+            time.sleep(1.0)
     if state is None or not state.is_completed():
         raise child_error(state.message if state and state.message else "", f"run {now.name}")
     return [

@@ -25,7 +25,6 @@ from tasks.metadata.identity import EXPECTED
 
 LOGGER = logging.getLogger(__name__)
 
-TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 5.0
 WAIT_POLL_S = 0.3
 """For callers that try again soon, and have something else to do."""
@@ -38,8 +37,6 @@ URGENT = "urgent"
 """The queue of short runs, which start no stages."""
 NO_SLOT = "AwaitingConcurrencySlot"
 WORKER_LABEL = "prefect.worker.name"
-BUSY_CODES = (429, 502, 503)
-BUSY_DELAYS_S = (0.3, 1.0, 2.0, 4.0)
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 Json = dict[str, Any]
@@ -64,7 +61,7 @@ class PrefectApi:
 
     url: str
     password: str | None
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = 30.0
 
     def version(self) -> str:
         """Version of the server; the first call that needs the password."""
@@ -167,7 +164,7 @@ class PrefectApi:
 
         Every call may be repeated: none adds anything.
         """
-        for delay_s in BUSY_DELAYS_S:
+        for delay_s in (0.3, 1.0, 2.0, 4.0):
             try:
                 return self._call_once(method, path, body)
             except BusyError:
@@ -200,7 +197,7 @@ class PrefectApi:
         if error.code == 404:
             return NotFoundError(f"{self.url}{path} is unknown to the server")
         detail = error.read(500).decode(errors="replace")
-        kind = BusyError if error.code in BUSY_CODES else TransientError
+        kind = BusyError if error.code in (429, 502, 503) else TransientError
         return kind(f"{method} {self.url}{path} was answered {error.code}: {detail}")
 
 

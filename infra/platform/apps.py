@@ -46,7 +46,6 @@ LOOK_EVERY = timedelta(seconds=1)
 REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)(/|$)")
 """Folders of reports lie under the state folder as their addresses do: one for each use case."""
 INDEX = Path(__file__).with_name("reports.html.j2")
-OPEN_PATHS = frozenset({"/health", "/version"})
 
 
 def rest_longer() -> None:
@@ -194,7 +193,7 @@ class PasswordGate:
             await PlainTextResponse("User and password, please.\n", 401, asks)(scope, receive, send)
 
     def _may_pass(self, scope: Any) -> bool:
-        if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] in ("/health", "/version"):
             return True
         kind, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
         return kind.lower() == b"basic" and hmac.compare_digest(given.strip(), self._expected)
@@ -220,17 +219,15 @@ class WithReports:
         if scope["path"] in (f"/{found[1]}", f"/{found[1]}/"):
             await HTMLResponse(reports_index(self._home))(scope, receive, send)
             return
-        # `latest` is a link to the newest.
-        folder = StaticFiles(directory=self._home / found[1], check_dir=False, follow_symlink=True)
+        if (folder := self._home / found[1]).is_dir():
+            # `latest` is a link to the newest.
+            served: Any = StaticFiles(directory=folder, follow_symlink=True)
+        else:
+            served = PlainTextResponse(f"{scope['path']}: there is no report yet\n", 404)
         try:
-            await folder({**scope, "root_path": f"/{found[1]}"}, receive, send)
+            await served({**scope, "root_path": f"/{found[1]}"}, receive, send)
         except HTTPException as exc:
             answer = PlainTextResponse(f"{scope['path']}: {exc.detail}\n", exc.status_code)
-            await answer(scope, receive, send)
-        except RuntimeError:
-            if (self._home / found[1]).is_dir():
-                raise
-            answer = PlainTextResponse(f"{scope['path']}: there is no report yet\n", 404)
             await answer(scope, receive, send)
 
 

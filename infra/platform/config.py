@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from infra.platform.files import PlatformFiles
 from infra.platform.scaling import ScalingRule
@@ -38,33 +38,22 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 class PlatformConfig(Contract):
     """The configuration of one platform; the same for all its processes."""
 
-    profile: Literal["embedded", "server"] = Field(
-        default="embedded",
-        description="embedded: SQLite, nothing else is needed; server: PostgreSQL and Redis.",
-    )
-    host: str = Field(
-        default="127.0.0.1",
-        description="IP address to listen on; another than loopback opens the platform to others.",
-    )
-    public_api_url: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$",
-        description="Address of the API for browsers on other machines, such as "
-        "http://falaj.example.org:4200/api; the UI, and links to it in messages, are at the same "
-        "address without /api.",
-    )
-    api_url: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$",
-        description="Address of a balancer before the Prefect servers of several hosts with one "
-        "database, Redis and password: workers and runs ask there, and go on while the server of "
-        "their own host is away. None: they ask their own.",
-    )
-    public_mlflow_url: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$",
-        description="Address of MLflow for browsers on other machines.",
-    )
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    profile: Literal["embedded", "server"] = "embedded"
+    """embedded: SQLite, nothing else is needed; server: PostgreSQL and Redis."""
+    host: str = "127.0.0.1"
+    """IP address to listen on; another than loopback opens the platform to others."""
+    public_api_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$")
+    """Address of the API for browsers on other machines, such as
+    http://falaj.example.org:4200/api; the UI, and links to it in messages, are at the same
+    address without /api."""
+    api_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$")
+    """Address of a balancer before the Prefect servers of several hosts with one database,
+    Redis and password: workers and runs ask there, and go on while the server of their own
+    host is away. None: they ask their own."""
+    public_mlflow_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$")
+    """Address of MLflow for browsers on other machines."""
     port: Port = Field(default=4200, description="TCP port of Prefect's API and UI; 0: any free.")
     mlflow_port: Port = Field(default=5000, description="TCP port of MLflow; 0: any free.")
     serving_port: Port = Field(default=8000, description="The inference server's; 0: any free.")
@@ -74,14 +63,10 @@ class PlatformConfig(Contract):
         default={}, description="What there may be several of: `serving`, or workers by their pool."
     )
     password: bool = Field(default=True, description="Ask for a password on all addresses.")
-    drain_limit_s: float = Field(
-        default=600, ge=0, description="Seconds that `down` waits for runs to end."
-    )
-    deploying: str = Field(
-        default="falaj deploy",
-        pattern=r"^[A-Za-z_][A-Za-z0-9_. ]*$",
-        description="Python module and command that make pools and deployments on a ready server.",
-    )
+    drain_limit_s: float = Field(default=600, ge=0)
+    """Seconds that `down` waits for runs to end."""
+    deploying: str = Field(default="falaj deploy", pattern=r"^[A-Za-z_][A-Za-z0-9_. ]*$")
+    """Python module and command that make pools and deployments on a ready server."""
 
     @model_validator(mode="after")
     def _only_loopback_without_password(self) -> Self:

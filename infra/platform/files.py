@@ -11,8 +11,14 @@ from typing import Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from infra.orchestration.client import is_running, only_one, platform_folder, read_password
-from tasks.kernel.errors import ConfigurationError
+from infra.orchestration.client import (
+    client_settings,
+    is_running,
+    only_one,
+    platform_folder,
+    read_password,
+)
+from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.files import machine_id, write_atomically
 from tasks.kernel.provenance import code_commit
 
@@ -20,7 +26,6 @@ AS_CONFIGURED = "as configured"
 LOCK_WAIT_S = 2.0
 """A command that tests whether the lock is held takes it for some microseconds."""
 
-USER = "admin"
 Value = TypeVar("Value", bound=BaseModel)
 Phase = Literal["starting", "up", "stopping", "stopped"]
 Condition = Literal["waiting", "starting", "up", "silent", "restarting", "done", "failed", "ended"]
@@ -33,7 +38,7 @@ class PlatformFiles:
         folder: `<home>/platform` where no other is named; readable by its owner alone.
         lock: held by the supervisor as long as it lives.
         start_lock: held by `up` while it starts a supervisor.
-        endpoint: where the platform answers; see `infra.orchestration.client`.
+        endpoint: where the platform answers.
         state: the services, as the supervisor sees them.
         ports: ports chosen earlier.
         config: the configuration that the supervisor was started with.
@@ -171,6 +176,44 @@ def read_endpoint(files: PlatformFiles) -> Endpoint | None:
     return _read(files.endpoint, Endpoint)
 
 
+def platform_environment(home: Path) -> dict[str, str] | None:
+    """What Prefect reads in a command that is to use the platform of this state folder.
+
+    It must be in the environment before Prefect is imported.
+
+    Args:
+        home: the state folder, as in `Settings.home`.
+
+    Returns:
+        Address, password and folders of Prefect; None where no platform runs, or where its server
+        has not answered yet.
+
+    Raises:
+        ConfigurationError: a file of the platform was changed and says nothing any more.
+    """
+    files = PlatformFiles(home)
+    endpoint = read_endpoint(files) if is_running(home) else None
+    if endpoint is None:
+        return None
+    password = read_password(files.folder)
+    return client_settings(home, endpoint.api_url, password, endpoint.ui_url)
+
+
+def running_platform(home: Path) -> dict[str, str]:
+    """As `platform_environment`, for a command that was asked to use the platform.
+
+    Raises:
+        NotRunningError: none runs on this state folder, or its server has not answered yet.
+    """
+    environment = platform_environment(home)
+    if environment is None:
+        raise NotRunningError(
+            f"no platform is ready on {home}; start it with make up, look with make status, or "
+            "run the command without --on-platform"
+        )
+    return environment
+
+
 def other_code(files: PlatformFiles) -> str | None:
     """The commit or release that a running platform was started from; None where it is this one."""
     endpoint = read_endpoint(files) if is_running(files.home) else None
@@ -230,7 +273,7 @@ def ensure_password(files: PlatformFiles) -> tuple[str, bool]:
     if kept := read_password(files.folder):
         files.secret.chmod(0o600)
         return kept, False
-    made = f"{USER}:{secrets.token_urlsafe(18)}"
+    made = f"admin:{secrets.token_urlsafe(18)}"
     write_atomically(files.secret, made + "\n", private=True)
     return made, True
 

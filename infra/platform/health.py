@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from infra.orchestration.client import is_running, read_password
 from infra.platform.api import PROBE_TIMEOUT_S, Json, PrefectApi, answers
@@ -40,13 +40,11 @@ from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import lack_of_space, shows_damage
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
+from tasks.kernel.values import Contract
 from tasks.metadata.identity import copied_from
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
-LATE_AFTER = timedelta(seconds=60)
-GIVEN_UP_SHOWN = timedelta(days=1)
 
-PROJECT = "falaj"
 PINNED = ("prefect", "fastapi", "sqlalchemy")
 """Other versions of these stop the server, or its scheduler alone, with hardly a message."""
 
@@ -59,10 +57,8 @@ Level = Literal["ok", "warning", "problem"]
 SIGNS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 
 
-class PoolStatus(BaseModel):
+class PoolStatus(Contract):
     """A work pool, and how many of its workers are online, on any machine."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     type: str
@@ -70,7 +66,7 @@ class PoolStatus(BaseModel):
     online: int
 
 
-class Status(BaseModel):
+class Status(Contract):
     """The platform as it is now.
 
     Attributes:
@@ -81,12 +77,10 @@ class Status(BaseModel):
         wrong: one sentence for each thing that is not well.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     running: bool
     phase: str
     home: Path
-    options: dict[str, str] = {}
+    options: dict[str, str] = Field(default={})
     endpoint: Endpoint | None = None
     services: tuple[ServiceState, ...] = ()
     groups: tuple[GroupState, ...] = ()
@@ -189,7 +183,7 @@ def pool_faults(
 
 def waiting_for_workers(api: PrefectApi, pools: Sequence[str]) -> list[str]:
     """Runs that are late because their pool has no worker; one sentence for each pool."""
-    due_before = (now() - LATE_AFTER).isoformat()
+    due_before = (now() - timedelta(seconds=60)).isoformat()
     waiting: dict[str, list[Json]] = {}
     due = api.runs(["SCHEDULED"], pools, expected_start_time={"before_": due_before})
     for run in due if pools else ():
@@ -208,7 +202,7 @@ def given_up(api: PrefectApi) -> list[str]:
     most = RecoveryConfig().max_retries + 1
     crashed = api.runs(
         ["CRASHED"],
-        end_time={"after_": (now() - GIVEN_UP_SHOWN).isoformat()},
+        end_time={"after_": (now() - timedelta(days=1)).isoformat()},
         deployment_id={"is_null_": False},
         parent_task_run_id={"is_null_": True},
     )
@@ -339,7 +333,7 @@ def exit_code(findings: list[Finding]) -> int:
 
 def check_pins(installed: Mapping[str, str] | None = None) -> Iterator[Finding]:
     """Compare versions, by default those installed, with those that the project allows."""
-    for bound in map(Requirement, requires(PROJECT) or ()):
+    for bound in map(Requirement, requires("falaj") or ()):
         if bound.name not in (installed or PINNED):
             continue
         found = installed[bound.name] if installed else version(bound.name)

@@ -46,7 +46,6 @@ from tasks.kernel.settings import PROJECT_ROOT
 
 START_LIMIT_S = 600.0
 START_POLL_S = 0.2
-RUNS_POLL_S = 1.0
 EXIT_S = 10.0
 """Python takes a moment from the end of a supervisor's work to the end of its process."""
 REPORT_EVERY_S = 5.0
@@ -335,7 +334,7 @@ def _wait_for_runs(api: PrefectApi, workers: Mapping[str, str], deadline: float)
             reported = time.monotonic()
             shown = ", ".join(f"{run['name']} ({run['state']['name']})" for run in runs[:5])
             print(f"Waiting up to {left:.0f} s more for {len(runs)} runs: {shown}", flush=True)
-        time.sleep(RUNS_POLL_S)
+        time.sleep(1.0)
 
 
 def _end(files: PlatformFiles) -> None:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PYTHON = (3, 11)
-LINES_SHOWN = 20
 LINE_LENGTH = 300  # a compiler's command line has thousands of characters
 
 # pip's settings that say where packages come from, and the variables that tell uv the same.
@@ -118,7 +117,7 @@ class Commands:
             lines = [line[:LINE_LENGTH] for line in text.splitlines() if line.strip()]
             raise SetupError(
                 f"{what} failed with exit code {done.returncode}; what was downloaded is kept. The "
-                f"end of {log}:\n" + "\n".join(lines[-LINES_SHOWN:])
+                f"end of {log}:\n" + "\n".join(lines[-20:])
             )
         return text
 

@@ -235,9 +235,11 @@ class Dispatcher:
         batch = Batch(queue, version, calls, dones, rows, backend, fell_over_from)
         expected_ms = backend.times.expected_ms(batch.size)
         if expected_ms < self._limits.inline_ms or self._is_starved(queue, expected_ms, now):
-            self._compute_here(batch)
-        else:
-            self._send(batch)
+            batch.compute()
+            if batch.error is None:
+                self._deliver(batch)
+                return True
+        self._send(batch)
         return True
 
     def _is_starved(self, queue: RequestQueue, expected_ms: float, now: float) -> bool:
@@ -282,13 +284,6 @@ class Dispatcher:
         self.outcomes.hand_over(call, done, Answer({version.output: output}, served))
         self.outcomes.notify([call], inputs, version, output, served, started, finished)
         return True
-
-    def _compute_here(self, batch: Batch) -> None:
-        batch.compute()
-        if batch.error is not None:
-            self._send(batch)
-        else:
-            self._deliver(batch)
 
     def _send(self, batch: Batch) -> None:
         """Have a batch computed on a thread, or looked into there where it failed."""

@@ -1,12 +1,10 @@
 """The engine of a serving process: loaded models behind bounded queues, following the registry."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -22,6 +20,19 @@ from tasks.contracts.conversion import Signature
 
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
+Counters = dict[str, dict[tuple[str, ...], float]]
+"""Numbers by name and label values; see `LABELS`."""
+_OF_QUEUE = ("model", "slot", "version")
+_OF_BACKEND = ("model", "version", "variant", "hardware")
+LABELS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("loaded_versions", "failed_loads", "passed_on"), ("model",)),
+    **dict.fromkeys(("queued_requests", "queued_rows"), _OF_QUEUE),
+    "missing_backends": ("model", "version"),
+    **dict.fromkeys(("backend_closed", "backend_failures"), _OF_BACKEND),
+}
+"""Names of the labels of what is counted."""
+GAUGES = frozenset(LABELS.keys() - {"passed_on", "backend_failures"})
+"""What may fall; the rest only grows while a version is loaded."""
 
 
 class ModelEngine:
@@ -31,8 +42,10 @@ class ModelEngine:
         config: hardware, and how much is held.
         models: that are loaded at the start and followed.
         catalogue: where versions come from.
-        observers: notified of every batch and refusal.
         limits: of queues, batches and the registry's retries.
+
+    Attributes:
+        observers: notified of every batch and refusal.
     """
 
     def __init__(
@@ -40,13 +53,12 @@ class ModelEngine:
         config: EngineConfig,
         models: Sequence[ServedModel],
         catalogue: RegistryCatalogue,
-        observers: Sequence[Observer] = (),
-        limits: Limits | None = None,
+        limits: Limits,
     ) -> None:
         self.config = config
-        self.observers: list[Observer] = list(observers)
+        self.observers: list[Observer] = []
         self._catalogue = catalogue
-        self._limits = limits or Limits()
+        self._limits = limits
         self._models: dict[str, ServedVersions] = {}
         self._configured = {model.name: model for model in models}
         self._seen: dict[str, VersionKey] = {}
@@ -157,8 +169,23 @@ class ModelEngine:
         return self._known(model).tracks()
 
     def counters(self) -> Counters:
-        """Everything that is counted, for metrics."""
-        return counters_of(self._models.values())
+        """Everything that is counted now; observers count what was answered and refused."""
+        found: Counters = {name: {} for name in LABELS}
+        for name, state in self._models.items():
+            found["loaded_versions"][name,] = len(state.versions)
+            found["failed_loads"][name,] = len(state.failures)
+            found["passed_on"][name,] = state.passed_on
+            for track, queue in state.queues.items():
+                of_queue = (name, track, queue.version.version)
+                found["queued_requests"][of_queue] = len(queue.entries)
+                found["queued_rows"][of_queue] = queue.rows
+            for version in state.versions.values():
+                found["missing_backends"][name, version.version] = len(version.troubles)
+                for backend in version.backends:
+                    of_backend = (name, version.version, backend.variant, backend.hardware)
+                    found["backend_closed"][of_backend] = backend.circuit.closed
+                    found["backend_failures"][of_backend] = backend.failures
+        return found
 
     # Versions
 
@@ -405,39 +432,3 @@ def _track(model: ServedModel, stable: str | None, key: VersionKey, is_first: bo
     if model.on_move == "swap" or (is_first and stable is None):
         return "stable"
     return None if key.version == stable else "candidate"
-
-
-Counters = dict[str, dict[tuple[str, ...], float]]
-"""Numbers by name and label values; see `LABELS`."""
-_OF_QUEUE = ("model", "slot", "version")
-_OF_BACKEND = ("model", "version", "variant", "hardware")
-LABELS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("loaded_versions", "failed_loads", "passed_on"), ("model",)),
-    **dict.fromkeys(("queued_requests", "queued_rows"), _OF_QUEUE),
-    "missing_backends": ("model", "version"),
-    **dict.fromkeys(("backend_closed", "backend_failures"), _OF_BACKEND),
-}
-"""Names of the labels of what is counted."""
-GAUGES = frozenset(LABELS.keys() - {"passed_on", "backend_failures"})
-"""What may fall; the rest only grows while a version is loaded."""
-
-
-def counters_of(models: Iterable[ServedVersions]) -> Counters:
-    """Everything that is counted now; observers count what was answered and refused."""
-    found: Counters = {name: {} for name in LABELS}
-    for state in models:
-        name = state.name
-        found["loaded_versions"][name,] = len(state.versions)
-        found["failed_loads"][name,] = len(state.failures)
-        found["passed_on"][name,] = state.passed_on
-        for track, queue in state.queues.items():
-            of_queue = (name, track, queue.version.version)
-            found["queued_requests"][of_queue] = len(queue.entries)
-            found["queued_rows"][of_queue] = queue.rows
-        for version in state.versions.values():
-            found["missing_backends"][name, version.version] = len(version.troubles)
-            for backend in version.backends:
-                of_backend = (name, version.version, backend.variant, backend.hardware)
-                found["backend_closed"][of_backend] = backend.circuit.closed
-                found["backend_failures"][of_backend] = backend.failures
-    return found

@@ -4,8 +4,6 @@ A queue is on the event loop's thread alone. Its requests are computed together 
 on a worker's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -196,7 +194,7 @@ class Batch:
     error: Exception | None = None
     backend_is_well: bool = False
     abandoned: bool = False
-    singly: Sequence[Batch] = ()
+    singly: Sequence["Batch"] = ()
     timer: asyncio.TimerHandle | None = None
     started: float = 0.0
     finished: float = 0.0

@@ -10,11 +10,9 @@ import pyarrow as pa
 
 from serving.interfaces import Array, Call, Served, ServedBatch
 from tasks.contracts.conversion import Signature
+from tasks.features.online.answer import LABELS
 from tasks.predictions import schema as log
 from tasks.predictions.config import MAX_ANSWER_VALUES, PredictionLogConfig
-
-STATES = ("fresh", "stale", "missing", "ahead")
-"""Words for the states that an online read gives as numbers, in their order."""
 
 Columns = dict[str, pa.Array]
 
@@ -233,7 +231,7 @@ def _entity_columns(call: Call) -> dict[str, list[Any]]:
     answer = getattr(call.features, "answer", call.features)
     for position, view in enumerate(getattr(answer, "view_names", ())):
         columns[log.AGE + view] = [float(age) for age in answer.age_s[position]]
-        columns[log.STATE + view] = [STATES[int(code)] for code in answer.state[position]]
+        columns[log.STATE + view] = [LABELS[int(code)] for code in answer.state[position]]
     return columns
 
 

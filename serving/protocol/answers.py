@@ -112,11 +112,6 @@ def _served_head(served: Served) -> bytes:
     return head_of(HTTPStatus.OK, [*SECURITY_HEADERS, *served_headers(served)])
 
 
-def encode_json(value: Any) -> bytes:
-    """Any plain value."""
-    return _ENCODER.encode(value)
-
-
 def encode_error(message: str) -> bytes:
     """The body of a refusal."""
     return _ENCODER.encode({"error": bounded(message)})

@@ -7,7 +7,9 @@ import re
 import secrets
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -56,41 +58,34 @@ class RequestIds:
     """Names for requests that came without one: unlike those of any other process."""
 
     def __init__(self) -> None:
-        self._prefix = secrets.token_hex(8)
-        self._count = 0
+        prefix = secrets.token_hex(8)
+        self._made = (f"{prefix}-{number:x}" for number in count(1))
 
     def accepted(self, sent: bytes | None) -> str:
         """What was sent, if it is sane, else a new one."""
         text = (sent or b"").decode("latin-1")
-        if _SANE_ID.fullmatch(text):
-            return text
-        self._count += 1
-        return f"{self._prefix}-{self._count:x}"
+        return text if _SANE_ID.fullmatch(text) else next(self._made)
 
 
+@dataclass(eq=False)
 class Front:
-    """All that the listeners of a process know of what is behind them."""
+    """All that the listeners of a process know of what is behind them.
 
-    def __init__(
-        self,
-        engine: ModelEngine,
-        guard: Guard,
-        config: ServingConfig,
-        observers: Sequence[Observer] = (),
-        entities: FeastEntityReader | None = None,
-    ) -> None:
-        self.engine = engine
-        self.guard = guard
-        self.config = config
-        self.observers = tuple(observers)
-        self.entities = entities
-        self.ids = RequestIds()
-        self.stopping = False
-        """Set when the process is to end; it is not ready from then on."""
-        self.buffered = 0
-        """Bytes of bodies being received, on all connections."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._plans: dict[tuple[str, str | None, Track], ModelPlan] = {}
+    Attributes:
+        stopping: set when the process is to end; it is not ready from then on.
+        buffered: bytes of bodies being received, on all connections.
+    """
+
+    engine: ModelEngine
+    guard: Guard
+    config: ServingConfig
+    observers: Sequence[Observer] = ()
+    entities: FeastEntityReader | None = None
+    ids: RequestIds = field(default_factory=RequestIds)
+    stopping: bool = False
+    buffered: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _plans: dict[tuple[str, str | None, Track], ModelPlan] = field(default_factory=dict)
 
     def plan(self, call: Call) -> ModelPlan:
         """How requests to the model of a call are read now.

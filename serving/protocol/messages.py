@@ -25,15 +25,13 @@ SEQUENCE_REFUSED = (
     "the request has the parameter sequence_id; models here keep no state between requests"
 )
 NO_DATA = msgspec.Raw(b"")
-Size = Annotated[int, msgspec.Meta(ge=0)]
 Microseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Shape = Annotated[list[int], msgspec.Meta(max_length=8)]
 
 
 class InputParameters(msgspec.Struct):
     """What may be said of one input."""
 
-    binary_data_size: Size | None = None
+    binary_data_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
     shared_memory_region: Any = None
 
 
@@ -42,7 +40,7 @@ class InputTensor(msgspec.Struct):
 
     name: str
     datatype: str
-    shape: Shape
+    shape: Annotated[list[int], msgspec.Meta(max_length=8)]
     data: msgspec.Raw = msgspec.field(default_factory=lambda: NO_DATA)
     parameters: InputParameters | None = None
 
@@ -147,7 +145,6 @@ def sent_inputs(request: InferRequest, binary: memoryview | None) -> Iterator[Se
         raise BadRequestError(f"{len(binary) - at} bytes of binary data belong to no input")
 
 
-SERVER_NAME = "falaj"
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 
 
@@ -157,7 +154,7 @@ def server_metadata(extensions: Sequence[str] = EXTENSIONS) -> dict[str, Any]:
         number = version("falaj")
     except PackageNotFoundError:  # run from a checkout that is not installed
         number = "0"
-    return {"name": SERVER_NAME, "version": number, "extensions": list(extensions)}
+    return {"name": "falaj", "version": number, "extensions": list(extensions)}
 
 
 def model_metadata(engine: ModelEngine, model: str, version: str | None = None) -> dict[str, Any]:

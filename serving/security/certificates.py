@@ -3,14 +3,12 @@
 Keys are on the curve P-256. Files appear whole, keys with mode 0600.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -20,9 +18,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import make_folder, write_atomically
 
-AUTHORITY_DAYS = 3650
-CERTIFICATE_DAYS = 397
-RENEW_DAYS = 30
 BACKDATED = timedelta(minutes=5)
 """Clocks of two machines differ."""
 Use = Literal["server", "client"]
@@ -37,7 +32,7 @@ class Pair:
     key: Path
 
     @classmethod
-    def at(cls, folder: Path, name: str) -> Pair:
+    def at(cls, folder: Path, name: str) -> Self:
         """`<name>.pem` and `<name>.key` in a folder."""
         return cls(folder / f"{name}.pem", folder / f"{name}.key")
 
@@ -55,7 +50,7 @@ def ensure_authority(folder: Path, name: str) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(f"Falaj {name}")
     builder = (
-        _builder(subject, subject, key, AUTHORITY_DAYS)
+        _builder(subject, subject, key, 3650)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
     )
@@ -82,7 +77,7 @@ def ensure_certificate(
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
     builder = (
-        _builder(_name(hosts[0]), signer.subject, key, CERTIFICATE_DAYS)
+        _builder(_name(hosts[0]), signer.subject, key, 397)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([_USES[use]]), critical=False)
@@ -148,7 +143,7 @@ def _is_good(pair: Pair, authority: Pair, hosts: Sequence[str]) -> bool:
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     signer = _certificate(authority.certificate)
     return (
-        found.not_valid_after_utc > datetime.now(UTC) + timedelta(days=RENEW_DAYS)
+        found.not_valid_after_utc > datetime.now(UTC) + timedelta(days=30)
         and all(_general_name(host) in names for host in hosts)
         and found.issuer == signer.subject
     )

@@ -7,7 +7,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from serving.config import ServingConfig
 from serving.errors import EndedError, ForbiddenError, TooManyRequestsError, UnauthorizedError
-from serving.interfaces import Action, Headers, Principal
+from serving.interfaces import Action, Guard, Headers, Principal
 from serving.security.config import (
     FAILURES,
     MOST_KNOWN,
@@ -46,6 +46,7 @@ class _Bucket:
     burst: float
 
 
+@dataclass
 class Buckets:
     """One token bucket a name; the name that was longest not seen makes room for a new one.
 
@@ -56,25 +57,18 @@ class Buckets:
         clock: seconds that only grow.
     """
 
-    def __init__(
-        self,
-        rate: Rate,
-        capacity: int,
-        special: dict[str, Rate] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._rate = rate
-        self._special = special or {}
-        self._capacity = capacity
-        self._clock = clock
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+    rate: Rate
+    capacity: int
+    special: dict[str, Rate] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def take(self, name: str) -> float:
         """Take one request; 0.0 where it was there, else the seconds until there is one."""
-        now = self._clock()
+        now = self.clock()
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._remember(name, now)
@@ -88,9 +82,9 @@ class Buckets:
         return 0.0
 
     def _remember(self, name: str, now: float) -> _Bucket:
-        if len(self._buckets) >= self._capacity:
+        if len(self._buckets) >= self.capacity:
             self._buckets.popitem(last=False)
-        rate = self._special.get(name, self._rate)
+        rate = self.special.get(name, self.rate)
         bucket = self._buckets[name] = _Bucket(rate.burst, now, rate.per_s, rate.burst)
         return bucket
 
@@ -114,8 +108,6 @@ def subject_of(value: str) -> str:
     return str(found[0])
 
 
-BEARER = b"bearer "
-CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 ADDRESS_HEADER = b"x-falaj-address"
 """Set by the edge, which removes what clients say of it."""
 COPY = (b"x-falaj-slot", b"shadow")
@@ -235,7 +227,7 @@ class SecurityGuard:
                 found.append((b"t", value))
             elif name == b"x-api-key":
                 found.append((b"k", value))
-            elif name == CERTIFICATE_HEADER and self._config.behind_edge:
+            elif name == b"x-forwarded-client-cert" and self._config.behind_edge:
                 certificate = (b"c", value)
         if len(found) > 1:
             raise UnauthorizedError("several credentials were presented; send one")
@@ -269,7 +261,7 @@ class SecurityGuard:
 
     def _verify(self, kind: bytes, value: bytes) -> Principal:
         if kind == b"t":
-            if value[:7].lower() != BEARER:
+            if value[:7].lower() != b"bearer ":
                 raise UnauthorizedError("expected `Authorization: Bearer <token>`")
             return self._tokens.read(value[7:].strip().decode("latin-1"))
         return self._by_key(value) if kind == b"k" else self._by_certificate(value)
@@ -344,7 +336,7 @@ class OpenGuard:
         Raises:
             ConfigurationError: it is not on loopback, or is not to be open.
         """
-        if not config.on_loopback or not config.open_to_all:
+        if not is_loopback(config.host) or not config.open_to_all:
             raise ConfigurationError(
                 f"host={config.host} and open_to_all={config.open_to_all} need a guard that knows "
                 "clients (section `security`); without one the server listens on 127.0.0.1 with "
@@ -395,9 +387,9 @@ class Secured:
         grpc: credentials of the gRPC listener; None where it can be on loopback only, in clear.
     """
 
-    guard: SecurityGuard
-    tls: RenewingTls | None
-    grpc: grpc.ServerCredentials | None
+    guard: Guard
+    tls: RenewingTls | None = None
+    grpc: grpc.ServerCredentials | None = None
 
 
 def secured(section: SecuritySection, home: Path, host: str) -> Secured | None:

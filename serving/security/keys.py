@@ -24,7 +24,6 @@ from tasks.kernel.values import Contract
 
 LOGGER = logging.getLogger(__name__)
 
-SECRET_BYTES = 32
 _KEY = re.compile(r"falaj_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
@@ -81,7 +80,7 @@ def create_key(
 ) -> tuple[str, ApiKey]:
     """A new key, which nobody can show again, and what was kept of it."""
     name = secrets.token_hex(6)
-    text = f"falaj_{name}_{secrets.token_urlsafe(SECRET_BYTES)}"
+    text = f"falaj_{name}_{secrets.token_urlsafe(32)}"
     made = ApiKey(
         id=name,
         digest=_digest(text.encode()),

@@ -26,7 +26,6 @@ LOGGER = logging.getLogger(__name__)
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
 """Of signatures; which of them, an issuer's key says."""
 MAX_TOKEN_BYTES = 8 * 2**10
-RETRY_S = 1.0
 LATEST_S = 1e11
 """Times of tokens lie before the year 5138; what is later is no time."""
 MAX_KEYS_BYTES = 2**20
@@ -105,7 +104,7 @@ class TokenReader:
             raise UnauthorizedError(
                 "the token's key is not among its issuer's; they are read again, so once more "
                 "may help",
-                retry_after_s=RETRY_S,
+                retry_after_s=1.0,
             )
         if key.algorithm_name != header.get("alg") or "crit" in header:
             raise UnauthorizedError(

@@ -25,10 +25,8 @@ SWITCH = f"{PREFIX}-switch"
 INTERFACE = "eth1"
 NETWORK = "10.77.0"
 DRIVER = "h0"
-GRACE_S = 2
 # Of sshd's own, for the processes that take no password.
 PRIVILEGE_FOLDER = Path("/run/sshd")
-NAMESPACES = Path("/run/netns")
 LOCK = Path("/run/falaj-test-hosts.lock")
 
 
@@ -127,7 +125,7 @@ class Cluster:
         there = ["ip", "netns", "exec", namespace(host), "unshare", "--uts", "sh", "-c", script]
         with output.open("ab") as stream:
             return subprocess.Popen(
-                guard.guarded([*there, "sh", *command], GRACE_S),
+                guard.guarded([*there, "sh", *command], 2),
                 stdin=subprocess.DEVNULL,
                 cwd=PROJECT_ROOT,
                 stdout=stream,
@@ -179,7 +177,7 @@ def make_key(path: Path) -> None:
 
 def remove_leftovers() -> None:
     """End and remove all hosts of this kind."""
-    for space in (each.name for each in NAMESPACES.glob(f"{PREFIX}-*")):
+    for space in (each.name for each in Path("/run/netns").glob(f"{PREFIX}-*")):
         wait_until(partial(kill_all, space), f"the processes in {space} end", 10)
         run("ip", "netns", "delete", space)
     for folder in Path("/etc/netns").glob(f"{PREFIX}-*"):

@@ -30,8 +30,6 @@ from tasks.training.launch.rendezvous import CYCLE_VARIABLES
 
 LOCAL = ElasticConfig(enabled=True, slots_per_host=3, min_ranks=1)
 LIMIT_S = 150
-WORKER_MODULE = "infra.bench.elastic.worker"
-SHORTEST_REST_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,10 @@ def run_here(
             assert time.monotonic() < deadline, (run.path / "ranks.log").read_text()[-3000:]
             on_look(driver)
 
-        spec = ElasticSpec(WORKER_MODULE, run.path, {"OMP_NUM_THREADS": "1", **CYCLE_VARIABLES})
-        with ElasticDriver(spec, job.config, on_line, SHORTEST_REST_S) as driver:
+        spec = ElasticSpec(
+            "infra.bench.elastic.worker", run.path, {"OMP_NUM_THREADS": "1", **CYCLE_VARIABLES}
+        )
+        with ElasticDriver(spec, job.config, on_line, 0.5) as driver:
             return driver.run(lambda: look(driver))
 
 

@@ -30,9 +30,6 @@ REDIS = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
 SQLITE = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
 START = datetime(2013, 1, 1, tzinfo=UTC)
 NUM_FEATURES = 10
-NUM_KEYS = 336_776
-"""One a flight."""
-BATCH_ROWS = 10_000
 PIPELINE_ROWS = 1_000
 VIEW = "measured"
 TIME_FIELD = f"_ts:{VIEW}".encode()
@@ -40,7 +37,7 @@ TIME_FIELD = f"_ts:{VIEW}".encode()
 
 def figures(bench: Bench) -> Measured:
     """Rows a second beside Feast's own engine, and what differs from what that writes."""
-    num_keys, folder = bench.size(NUM_KEYS, 2_000), bench.folder
+    num_keys, folder = bench.size(336_776, 2_000), bench.folder
     _write_table(folder, num_keys)
     with redis_server(folder) as server, server.connect() as client:
         return _compare(folder, server.connection_string, client, num_keys)
@@ -111,7 +108,7 @@ def _materialized(folder: Path, online: dict[str, str], engine: str) -> float:
         },
         online_store=online,
         batch_engine={"type": engine},
-        materialization={"pull_latest_features": True, "online_write_batch_size": BATCH_ROWS},
+        materialization={"pull_latest_features": True, "online_write_batch_size": 10_000},
     )
     store = FeatureStore(config=config)
     entity = Entity(name="key", join_keys=["key"], value_type=ValueType.INT64)

@@ -28,12 +28,11 @@ from tasks.features.online.reader import OnlineReader
 from tasks.features.tables.build import current_tables, features_folder
 
 ENTITIES = (1, 100)
-ROUNDS = 400
 
 
 def figures(bench: Bench) -> Measured:
     """Times beside those of raw reads, and values that are not Feast's."""
-    settings, num_rounds = bench.settings, bench.size(ROUNDS, 8)
+    settings, num_rounds = bench.settings, bench.size(400, 8)
     tables = current_tables(settings.features_home, settings.store)
     embedded = open_store(
         settings.features_home, settings.feature_repo, features_folder(tables, settings.store)

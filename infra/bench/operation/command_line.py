@@ -12,24 +12,20 @@ from infra.bench.figures import Measured, at_most, seconds
 from infra.bench.parts import Bench
 from tasks.kernel.settings import PROJECT_ROOT
 
-ROUNDS = 11
-BOUND_S, BOUND_RATIO = 0.4, 15.0
-IMPORT_S, CHECK_S = 0.3, 10.0
-
 
 def figures(bench: Bench) -> Measured:
     """CPU seconds of `falaj --help`, and as many times those of an empty Python."""
-    rounds = bench.size(ROUNDS, 1)
+    rounds = bench.size(11, 1)
     empty = statistics.median(_cpu_s("-c", "pass") for _ in range(rounds))
     helped = statistics.median(_cpu_s("-m", "falaj", "--help") for _ in range(rounds))
     imported = statistics.median(_cpu_s("-c", "import falaj") for _ in range(rounds))
     checked = seconds(lambda: _cpu_s("-m", "falaj", "check"))
     evidence = f"median of {rounds}; an empty Python takes {empty:.3f} s"
     return [
-        at_most("falaj --help, CPU s", helped, BOUND_S, evidence),
-        at_most("falaj --help to an empty Python, CPU", helped / empty, BOUND_RATIO, evidence),
-        at_most("import falaj, CPU s", imported, IMPORT_S, evidence),
-        at_most("falaj check of the flights, s", checked, CHECK_S, f"{os.cpu_count()} cores"),
+        at_most("falaj --help, CPU s", helped, 0.4, evidence),
+        at_most("falaj --help to an empty Python, CPU", helped / empty, 15.0, evidence),
+        at_most("import falaj, CPU s", imported, 0.3, evidence),
+        at_most("falaj check of the flights, s", checked, 10.0, f"{os.cpu_count()} cores"),
     ]
 
 

@@ -22,11 +22,6 @@ from infra.platform.api import UNFINISHED, PrefectApi
 from infra.platform.files import PlatformFiles, read_endpoint
 from tasks.kernel.settings import PROJECT_ROOT
 
-UP_BOUND_S = 60
-IDLE_BOUND_PERCENT = 5
-IDLE_BOUND_GB = 1.2
-IDLE_S = 180.0
-SETTLING_S = 30.0
 LIMIT_S = 900
 ANY_PORTS = tuple(
     word
@@ -40,8 +35,8 @@ def figures(bench: Bench) -> Measured:
     home = bench.folder / "home"
     try:
         ready_s = seconds(lambda: _command(home, "up", *ANY_PORTS))
-        up = at_most("platform from nothing to ready, s", ready_s, UP_BOUND_S, _load())
-        return [up, *_idle_figures(home, *bench.size((SETTLING_S, IDLE_S), (1.0, 5.0)))]
+        up = at_most("platform from nothing to ready, s", ready_s, 60, _load())
+        return [up, *_idle_figures(home, *bench.size((30.0, 180.0), (1.0, 5.0)))]
     finally:
         _command(home, "down", "--now")
 
@@ -62,8 +57,8 @@ def _idle_figures(home: Path, settling_s: float, idle_s: float) -> Measured:
     taken = f"over {seconds:.0f} s: {_largest(percents, '.1f')}; {_load()}"
     held, gigabytes = f"MB: {_largest(sizes, '.0f')}", sum(sizes.values()) / 1e3
     return [
-        at_most("platform idle, % of a core", sum(percents.values()), IDLE_BOUND_PERCENT, taken),
-        at_most("platform idle, GB", gigabytes, IDLE_BOUND_GB, held),
+        at_most("platform idle, % of a core", sum(percents.values()), 5, taken),
+        at_most("platform idle, GB", gigabytes, 1.2, held),
     ]
 
 

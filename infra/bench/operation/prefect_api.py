@@ -21,8 +21,6 @@ from infra.platform.services import path_to_python
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
 
-START_LIMIT_S = 240
-
 
 @dataclass(frozen=True)
 class PrefectApi:
@@ -116,5 +114,5 @@ def prefect_api_server(home: Path) -> Iterator[PrefectApi]:
     command = server_command("create_prefect", "127.0.0.1", port)
     with guarded_process(command, log, environment, folder=home) as server:
         ready = partial(answers, f"{url}/admin/version", auth_string)
-        wait_until_ready(server, ready, "the Prefect server", log, START_LIMIT_S)
+        wait_until_ready(server, ready, "the Prefect server", log, 240)
         yield api

@@ -32,15 +32,13 @@ from tasks.kernel.settings import Settings
 
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)
 FREE = RetrainingPolicy(cool_down_hours=0, max_runs_per_week=1000)
-NUM_RESULTS = 5
 LIMIT_S = 300
 POOL = "coordinator"
-DEPLOYED = ("decision", "pipeline")
 
 
 def figures(bench: Bench) -> Measured:
     """Seconds from result to run."""
-    num_results = bench.size(NUM_RESULTS, 1)
+    num_results = bench.size(5, 1)
     with _platform(bench.folder) as ledger:
         created, running = zip(*[_one(ledger, n) for n in range(num_results)], strict=True)
     told = f"{num_results} results, from {min(running):.1f} to {max(running):.1f} s"
@@ -127,7 +125,7 @@ def _deploy(folder: Path, repo: Path) -> None:
     from infra.deploying import deploy  # imports Prefect
 
     content = yaml.safe_load(PREFECT_FILE.read_text())
-    wanted = [each for each in content["deployments"] if each["name"] in DEPLOYED]
+    wanted = [each for each in content["deployments"] if each["name"] in ("decision", "pipeline")]
     file = folder / "prefect.yaml"
     file.write_text(yaml.safe_dump({**content, "definitions": {}, "deployments": wanted}))
     deploy.run(deploy.make_plan([str(repo)], file=file))

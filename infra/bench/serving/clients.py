@@ -14,7 +14,6 @@ import psutil
 import uvloop
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r", re.IGNORECASE)
-LOAD_LIMIT_S = 120
 Answers = list[tuple[float, bytes]]
 NextIn = Callable[[bytes], float | None]
 """Takes an answer's head and gives the seconds until the next request; None ends its connection."""
@@ -89,7 +88,7 @@ def load(requests: Sequence[bytes], port: int, per_s: float) -> Iterator[Answers
             yield answers
         finally:
             stopping.set()
-            asked.result(LOAD_LIMIT_S)  # raises what a client met
+            asked.result(120)  # raises what a client met
 
 
 async def ask(

@@ -22,13 +22,10 @@ from infra.gateway.config import GatewayFiles
 from infra.gateway.prepare import GatewayTraffic, server_tls
 from infra.orchestration.embedded import free_port
 
-CONNECTIONS, SECONDS, ROUNDS = 16, 1.5, 5
-BOUND = 4.0
-
 
 def figures(bench: Bench) -> Measured:
     """CPU of a request, by the median of interleaved rounds."""
-    rounds, seconds = bench.size((ROUNDS, SECONDS), (1, 0.3))
+    rounds, seconds = bench.size((5, 1.5), (1, 0.3))
     home, alone_home, signer = bench.folder / "home", bench.folder / "alone", installation.Signer()
     ports = {name: free_port() for name in ("edge", "http", "grpc", "alone")}
     installation.BenchHome(home, installation.Tabular).add(7, promote=True)
@@ -49,7 +46,7 @@ def figures(bench: Bench) -> Measured:
         asked = request(installation.MODEL, one_row(), signer.token(f"infer:{installation.MODEL}"))
 
         def taken(port: str, *processes: psutil.Process) -> list[float]:
-            return cpu_us(processes, ports[port], asked, CONNECTIONS, seconds, tls=True)
+            return cpu_us(processes, ports[port], asked, 16, seconds, tls=True)
 
         ways = {
             "alone": partial(taken, "alone", alone),
@@ -62,4 +59,4 @@ def figures(bench: Bench) -> Measured:
         f"{envoy_us:.0f} us Envoy, {server_us:.0f} us server behind it, {alone_us:.0f} us alone"
     )
     ratio = statistics.median((server + proxy) / alone for alone, server, proxy in rows)
-    return [at_most("CPU with the edge to server-only, TLS and token", ratio, BOUND, evidence)]
+    return [at_most("CPU with the edge to server-only, TLS and token", ratio, 4.0, evidence)]

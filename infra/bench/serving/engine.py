@@ -28,16 +28,10 @@ from serving.errors import OverloadedError, ServingError
 from serving.interfaces import Answer, Array, Call
 
 CHUNK = 200
-CHUNKS = 150
-SWAPPED_CALLS = 100_000
 CONCURRENCY = 64
-SWAP_EVERY_S = 0.02
 SLOW_S = 0.005
 """Of a batch of the model that is overloaded."""
 SLOW_ROWS = 4
-OVERLOAD_S = 4.0
-OVERLOAD_ROUNDS = 3
-TICK_S = 0.001
 MOST_LATE_S = 0.02
 ROLLBACK_S = 0.02
 NUM_ROWS = 512
@@ -56,18 +50,16 @@ def figures(bench: Bench) -> Measured:
     refs = {str(seed + 1): world.add(seed, promote=not seed) for seed in range(3)}
     rows = np.random.default_rng(0).normal(size=(NUM_ROWS, COLUMNS)).astype(np.float32)
     expected = {number: world.answers(ref, rows) for number, ref in refs.items()}
-    return uvloop.run(_measure(world, rows, expected, bench))
 
+    async def measured() -> Measured:
+        return [
+            *await _overhead(world, bench.size(150, 10)),
+            *await _least_disturbed_overload(world, bench),
+            *await _swap(world, rows, expected, bench.size(100_000, 2_000)),
+            *await _roll_back(world),
+        ]
 
-async def _measure(
-    world: BenchHome, rows: Array, expected: Mapping[str, Array], bench: Bench
-) -> Measured:
-    return [
-        *await _overhead(world, bench.size(CHUNKS, 10)),
-        *await _least_disturbed_overload(world, bench),
-        *await _swap(world, rows, expected, bench.size(SWAPPED_CALLS, 2_000)),
-        *await _roll_back(world),
-    ]
+    return uvloop.run(measured())
 
 
 @asynccontextmanager
@@ -181,8 +173,8 @@ async def _least_disturbed_overload(world: BenchHome, bench: Bench) -> Measured:
     Ends with the first round whose figures all hold.
     """
     rounds: list[list[Figure]] = []
-    for _ in range(bench.size(OVERLOAD_ROUNDS, 1)):
-        rounds.append(await _overload(world, bench.size(OVERLOAD_S, 1.0)))
+    for _ in range(bench.size(3, 1)):
+        rounds.append(await _overload(world, bench.size(4.0, 1.0)))
         if all(figure.holds for figure in rounds[-1]):
             break
     best = max(rounds, key=lambda figures: sum(figure.holds for figure in figures))
@@ -250,7 +242,7 @@ async def _offer(
         for _ in range(min(due - submitted, round(rate * MOST_LATE_S))):
             engine.submit(_call(row, 1), _noting(seen))
         submitted = due
-        await asyncio.sleep(TICK_S)
+        await asyncio.sleep(0.001)
     await engine._dispatcher.drained(math.inf)
     await asyncio.sleep(0)
     return seen
@@ -318,7 +310,7 @@ async def _keep_swapping(engine: ModelEngine) -> tuple[int, int]:
             for number in ("2", "1"):
                 await engine.set_tracks(MODEL, {"stable": number})
                 swaps += 1
-                await asyncio.sleep(SWAP_EVERY_S)
+                await asyncio.sleep(0.02)
             if not swaps % 10:
                 await engine.load(MODEL, "3")
                 await engine.unload(MODEL, "3")

@@ -38,8 +38,6 @@ from infra.orchestration.embedded import free_port
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.kernel.settings import tool_python
 
-ROUNDS = 7
-SECONDS = 1.2
 BOUNDS = {1: 4.5, 64: 2.2}
 """By the number of connections."""
 BOUND_BESIDE = {"mlserver": 0.25, "kserve": 0.20}
@@ -162,7 +160,7 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, list[float]]
 
 def figures(bench: Bench) -> Measured:
     """Cost of an answer over HTTP, against the model alone and against other servers."""
-    seconds, rounds = bench.size((SECONDS, ROUNDS), (0.2, 1))
+    seconds, rounds = bench.size((1.2, 7), (0.2, 1))
     found = measure(bench.folder, rounds, seconds)
     return [
         figure

@@ -23,9 +23,6 @@ from tasks.predictions.config import PredictionLogConfig
 
 MODEL = "bench"
 CATEGORIES, NUMBERS = 7, 53
-ROUNDS = 5
-REQUESTS = 20_000
-BURST_ROWS = 1_000_000
 BURST_CALLS = 64
 
 
@@ -33,11 +30,11 @@ def figures(bench: Bench) -> Measured:
     """Cost of a logged request at concurrency 64 and 1, and what a burst loses unnoticed."""
     measured: Measured = []
     for calls, bound in ((64, 6.0), (1, 15.0)):
-        loop_us, whole_us = cost_us(calls, bench.size(REQUESTS, 1_000), bench.size(ROUNDS, 1))
+        loop_us, whole_us = cost_us(calls, bench.size(20_000, 1_000), bench.size(5, 1))
         evidence = f"of them {loop_us:.2f} us on the event loop; {CATEGORIES + NUMBERS} columns"
         name = f"CPU us of a logged request, {calls} at once"
         measured.append(at_most(name, whole_us, bound, evidence))
-    num_rows = bench.size(BURST_ROWS, 20_000)
+    num_rows = bench.size(1_000_000, 20_000)
     dropped, lost = burst(num_rows)
     rows = f"{num_rows:,} rows as fast as they can be offered, {dropped:,} dropped and counted"
     return [*measured, at_most("served rows neither logged nor counted", lost, 0, rows)]

@@ -21,14 +21,9 @@ from tasks.stats.sequential import log_wealth
 
 FloatArray = NDArray[Any]
 NUM_LABELS = 20_000
-NUM_ALIKE = 10_000
-NUM_WORSE = 2_000
 NUM_AT_ONCE = 250
 NUM_LOOKS = 20
-BASE_RATE = 0.2
 AUC, WORSE_AUC = 0.75, 0.75 * 0.97
-ERROR_RATE, SLOW_RATE = 0.01, 0.03
-SCORE_BINS = 64
 CONFIG = ReleaseConfig()
 CORRELATIONS = (0.95, 0.9, 0.8, 0.7)
 
@@ -49,10 +44,7 @@ class Sample:
 
 def figures(bench: Bench) -> Measured:
     """Wrong roll backs, and right ones in time."""
-    return [
-        *_alike(bench.size(NUM_ALIKE, NUM_AT_ONCE)),
-        *_worse(bench.size(NUM_WORSE, NUM_AT_ONCE)),
-    ]
+    return [*_alike(bench.size(10_000, NUM_AT_ONCE)), *_worse(bench.size(2_000, NUM_AT_ONCE))]
 
 
 def _alike(num_alike: int) -> Measured:
@@ -64,8 +56,8 @@ def _alike(num_alike: int) -> Measured:
         sample = draw(rng, NUM_AT_ONCE, AUC, correlation=float(rng.choice(CORRELATIONS)))
         reasons[0, part] = _paired_acts(sample).any(axis=-1)
         reasons[1, part] = _scores_act(sample)
-    reasons[2] = _events_act(rng, ERROR_RATE, ALPHA.errors, num_alike)
-    reasons[3] = _events_act(rng, SLOW_RATE, ALPHA.latency, num_alike)
+    reasons[2] = _events_act(rng, 0.01, ALPHA.errors, num_alike)
+    reasons[3] = _events_act(rng, 0.03, ALPHA.latency, num_alike)
     shares = reasons.mean(axis=1)
     evidence = ", ".join(
         f"{name} {share:.2%}"
@@ -129,7 +121,7 @@ def draw(
     num_rows: int = NUM_LABELS,
 ) -> Sample:
     """Scores of two versions, correlated within a class; all cases share the labels."""
-    labels = (rng.random(num_rows) < BASE_RATE).astype(np.float32)
+    labels = (rng.random(num_rows) < 0.2).astype(np.float32)
     shift = [np.float32(norm.ppf(auc) * np.sqrt(2)) for auc in (AUC, candidate_auc)]
     common, own = (rng.standard_normal((cases, num_rows), dtype=np.float32) for _ in range(2))
     mixed = np.float32(correlation) * common + np.float32(np.sqrt(1 - correlation**2)) * own
@@ -145,7 +137,7 @@ def _paired_acts(sample: Sample) -> NDArray[np.bool_]:
 
 def _scores_act(sample: Sample) -> NDArray[np.bool_]:
     """Whether the scores are ever found too far apart; on a grid, for sorting them takes long."""
-    edges = np.linspace(-4, 6, SCORE_BINS)
+    edges = np.linspace(-4, 6, 64)
     alpha = ALPHA.scores / (2 * len(CONFIG.steps))
     acts = np.zeros(len(sample.stable), dtype=bool)
     for end in np.linspace(NUM_LABELS // 4, NUM_LABELS, 4, dtype=int):

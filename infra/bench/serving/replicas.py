@@ -41,7 +41,6 @@ from tasks.contracts.serving import Addresses, live_addresses
 PER_S, NUM_CLIENTS = 500.0, 50
 ROUNDS, SECONDS, LIMIT_S = 7, 2.0, 120
 HEALTHY = r"cluster\.http-stable\.membership_healthy"
-TIMES = 1.8
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def figures(bench: Bench) -> Measured:
         f"{alone:.0f}, {first:.0f} + {second:.0f}/s" for alone, first, second in rates
     )
     return [
-        at_least("answers of two processes with a core each to one", ratio, TIMES, evidence),
+        at_least("answers of two processes with a core each to one", ratio, 1.8, evidence),
         _lost(f"lost of {PER_S:.0f}/s when one of two is killed", gone),
         _lost(f"refused of {PER_S:.0f}/s while both are replaced", renewed),
     ]

@@ -34,8 +34,6 @@ from tasks.training.strategies.base import State
 WIDTH = 1024
 """2.4 million parameters: with AdamW's state and the best weights, 38 MB a checkpoint."""
 BATCH_ROWS = 512
-STRETCH_S, ROUNDS = 2.0, 9
-WRITE_BYTES, WRITE_ROUNDS = 128 << 20, 7
 
 
 class Training:
@@ -74,7 +72,7 @@ def figures(bench: Bench) -> Measured:
 def _training_figures(bench: Bench) -> Measured:
     training, folder = Training(), bench.folder
     step_s = min(seconds(lambda: training.steps(1)) for _ in range(20))
-    steps = max(1, round(bench.size(STRETCH_S, 0.1) / step_s))
+    steps = max(1, round(bench.size(2.0, 0.1) / step_s))
     numbers = itertools.count(1)
 
     def stretch(writer: CheckpointWriter | None) -> tuple[float, float]:
@@ -92,7 +90,7 @@ def _training_figures(bench: Bench) -> Measured:
     ):
         writers = {"none": None, "beside": beside, "waited for": waiting}
         ways = {name: partial(stretch, writer) for name, writer in writers.items()}
-        taken = interleaved(ways, bench.size(ROUNDS, 1))
+        taken = interleaved(ways, bench.size(9, 1))
     # The best of each: what other programs take on a shared machine only ever adds.
     best = {name: min(total for total, _ in stretches) for name, stretches in taken.items()}
     still = {name: min(still for _, still in stretches) for name, stretches in taken.items()}
@@ -108,7 +106,7 @@ def _training_figures(bench: Bench) -> Measured:
 
 def _write_figure(bench: Bench) -> Figure:
     """A checkpoint against the same bytes, written plainly."""
-    folder, num_bytes = bench.folder, bench.size(WRITE_BYTES, 8 << 20)
+    folder, num_bytes = bench.folder, bench.size(128 << 20, 8 << 20)
     weights = torch.randn(num_bytes // 4)
     store, numbers = _store(folder / "c"), itertools.count()
 
@@ -119,7 +117,7 @@ def _write_figure(bench: Bench) -> Figure:
     def plain_s() -> float:
         return seconds(lambda: _write_plainly(folder / "plain", weights))
 
-    taken = interleaved({"ours": save_s, "plain": plain_s}, bench.size(WRITE_ROUNDS, 2))
+    taken = interleaved({"ours": save_s, "plain": plain_s}, bench.size(7, 2))
     rate = num_bytes / statistics.median(taken["ours"]) / 1e6
     evidence = f"{rate:,.0f} MB/s with SHA-256, {num_bytes >> 20} MiB"
     ratio = median_ratio(taken["plain"], taken["ours"])

@@ -18,13 +18,10 @@ from infra.bench.figures import LeftOut, Measured, at_most
 from infra.bench.parts import Bench
 from tasks.training.elastic.driver import ElasticDriver
 
-NUM_KILLS = 5
 # Some 250,000 parameters and two moments of each: as large as the tabular network.
 WIDTH = 25_000
 # Steps of the whole group before the next kill: so many that it has committed since.
 SETTLED = 20
-LIMIT_S = 900
-KILL_COST_BOUND_S = 2.0
 Change = Callable[[hosts.Cluster, runs.ClusterRun], None]
 
 
@@ -56,7 +53,7 @@ def killed_ranks(folder: Path, num_kills: int, num_steps: int, width: int) -> li
 
     config = runs.LOCAL.model_copy(update={"slots_per_host": 2})
     job = TinyJob(config=config, num_steps=num_steps, step_s=0.004, patient=True, width=width)
-    runs.run_here(run, job, kill, LIMIT_S)
+    runs.run_here(run, job, kill, 900)
     run.check_result()
     return [cost_of(kill_s, run.steps) for kill_s in kills]
 
@@ -103,14 +100,14 @@ def add_one(cluster: hosts.Cluster, job: runs.ClusterRun) -> None:
 
 def figures(bench: Bench) -> Measured:
     """All figures of elastic training."""
-    costs = killed_ranks(bench.folder, *bench.size((NUM_KILLS, 1500, WIDTH), (1, 150, 100)))
+    costs = killed_ranks(bench.folder, *bench.size((5, 1500, WIDTH), (1, 150, 100)))
     median_s = statistics.median(cost.seconds for cost in costs)
     redone_s = max(cost.redone_s for cost in costs)
     evidence = (
         f"median of {len(costs)} kills, two ranks; at most {redone_s:.1f} s of work done again, "
         "weights as undisturbed"
     )
-    measured: Measured = [at_most("a killed rank costs, s", median_s, KILL_COST_BOUND_S, evidence)]
+    measured: Measured = [at_most("a killed rank costs, s", median_s, 2.0, evidence)]
     if reason := hosts.why_not():
         return [*measured, *(LeftOut(name, reason) for name in OF_HOSTS)]
     with hosts.cluster(bench.folder, num_hosts=3) as cluster:

@@ -18,19 +18,17 @@ from infra.bench.processes import run_python
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
 
-ROUNDS = 5
-BOUND_S = 3.0
-IMPORT = (sys.executable, "-c", "import torch")
-
 
 def figures(bench: Bench) -> Measured:
     """The figure of ranks as they are started: forked from one process that has imported all."""
-    rounds = bench.size(ROUNDS, 1)
+    rounds = bench.size(5, 1)
     importing: list[float] = []
     forked: list[float] = []
     for number in range(rounds):
         folder, log = bench.folder / str(number), bench.folder / "log.txt"
-        importing.append(seconds(lambda: subprocess.run(IMPORT, check=True)))
+        importing.append(
+            seconds(lambda: subprocess.run((sys.executable, "-c", "import torch"), check=True))
+        )
         run_python(["-m", "infra.bench.training.launch", str(folder)], log)
         forked.append(float((folder / "seconds").read_text()))
     epoch_s, import_s = min(forked), min(importing)
@@ -39,7 +37,7 @@ def figures(bench: Bench) -> Measured:
         f"{import_s:.2f} s, best of {rounds}"
     )
     name = "first epoch, forked ranks, s beyond importing"
-    return [at_most(name, epoch_s - import_s, BOUND_S, evidence)]
+    return [at_most(name, epoch_s - import_s, 3.0, evidence)]
 
 
 def drive(folder: Path) -> None:

@@ -20,7 +20,6 @@ from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot
 from tasks.kernel.settings import StagedFolder, content_key
 from tasks.training.config import TrainingConfig
 
-GROUP_ROWS = 8192
 YEAR, HELD_OUT = timedelta(days=365), timedelta(days=30)
 
 
@@ -74,4 +73,4 @@ def write_copies(source: Path, columns: DatasetSchema, target: Path, num_copies:
             later = pc.add(table.column(times), shift)
             named = pc.binary_join_element_wise(names, str(copy), "/")
             shifted = table.set_column(times, table.schema.field(times), later)
-            writer.write_table(shifted.set_column(ids, schema.field(ids), named), GROUP_ROWS)
+            writer.write_table(shifted.set_column(ids, schema.field(ids), named), 8192)

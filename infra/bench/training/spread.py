@@ -16,8 +16,6 @@ from infra.bench.training.trainings import Trainings
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.training.config import TrainingConfig
 
-SEEDS, PERTURBED_SEEDS = 8, 3
-ROUNDING = 1e-7
 BOUNDS = {"seeds": 1.0, "rounding": 0.3, "two ranks": 0.5}
 
 TestAuc = Callable[[TrainingConfig], float]
@@ -27,8 +25,8 @@ def figures(bench: Bench) -> list[Figure]:
     """All figures; about an hour on two quiet cores."""
     auc, base = _trainer(bench), bench.config.training
     margin = bench.config.promotion.champion_margin
-    seeds = range(bench.size(SEEDS, 2))
-    perturbed = range(bench.size(PERTURBED_SEEDS, 1))
+    seeds = range(bench.size(8, 2))
+    perturbed = range(bench.size(3, 1))
     means = _spreads(auc, base, seeds, perturbed)
     own = _spreads(auc, base.model_copy(update={"average_decay": 0.0}), seeds, perturbed)
     return [
@@ -48,7 +46,7 @@ def _spreads(
     """AUC of each seed; and how far those of some move by rounding, and by a second rank."""
     alone = base.model_copy(update={"launch": base.launch.model_copy(update={"ranks": 1})})
     pair = base.model_copy(update={"launch": base.launch.model_copy(update={"ranks": 2})})
-    other = alone.model_copy(update={"learning_rate": base.learning_rate * (1 + ROUNDING)})
+    other = alone.model_copy(update={"learning_rate": base.learning_rate * (1 + 1e-7)})
     aucs = [auc(_seeded(alone, seed)) for seed in seeds]
     return {
         "seeds": aucs,

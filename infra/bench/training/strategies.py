@@ -39,14 +39,12 @@ from tasks.training.strategies.communicators import join
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.data_parallel import HorovodStrategy, Strategy, strategy_class
 
-NUM_RANKS = 2
 STALL_S = 600
 """Ranks of a pair are stopped while others train."""
 ENGINES = ("horovod", "ddp", "alone")
 STEPS = {"tabular": 8, "transformer": 2}
 """Training steps in a round."""
 COMPARISONS = (("horovod", "ddp", 0.95), ("horovod", "alone", 0.75), ("ddp", "alone", 0.75))
-ROUNDS = 40
 USEFUL_GAIN = 1.2
 """bf16 products that are less than this faster than fp32's cannot make a step 1.5 times so."""
 
@@ -97,14 +95,14 @@ class Pair:
 def pair(engine: str, folder: Path) -> Iterator[Pair]:
     """Two ranks of `engine`, ready to train."""
     store_file = folder / f"store-{engine}"
-    with local_environments(NUM_RANKS, store_file, stall_s=STALL_S) as environments:
+    with local_environments(2, store_file, stall_s=STALL_S) as environments:
         with closing(Pair(engine, environments)) as ranks:
             yield ranks
 
 
 def figures(bench: Bench) -> Measured:
     """Horovod against DDP and both against ranks that do not talk; bf16 against fp32."""
-    rounds = bench.size(ROUNDS, 1)
+    rounds = bench.size(40, 1)
     with ExitStack() as stack:
         pairs = {name: stack.enter_context(pair(name, bench.folder)) for name in ENGINES}
         engines = [f for network in STEPS for f in _engine_figures(pairs, network, rounds)]
@@ -192,7 +190,6 @@ CPU = torch.device("cpu")
 SUBJECTS = {"tabular": tabular, "transformer": transformer}
 ROWS = {"tabular": 1024, "transformer": 32}
 """Of one rank in a step: half of a global batch of 2048 rows, of 64 sequences."""
-PRODUCTS = 40
 
 
 class Alone:
@@ -266,7 +263,7 @@ def product_seconds(precision: str) -> float:
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     rows, weights = torch.ones(1024, 512, dtype=kind), torch.ones(512, 512, dtype=kind)
     taken = []
-    for _ in range(PRODUCTS):
+    for _ in range(40):
         started = time.process_time()
         functional.linear(rows, weights)
         taken.append(time.process_time() - started)

@@ -8,6 +8,7 @@ the wire the two are the same. Nobody is waited for before it is known who asks.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -63,19 +64,14 @@ STRANGERS_S = 1.0
 """Seconds for messages of calls that anybody may make. They ask of health, by a name at most."""
 
 
+@dataclass(eq=False)
 class Arriving(grpc.aio.ServerInterceptor):
     """Ends calls whose message is not there in time, or is none."""
 
-    def __init__(
-        self,
-        limit_s: float,
-        recognise: Callable[[Any, str], Awaitable[None]],
-        open_methods: frozenset[str],
-    ) -> None:
-        self._limit_s = limit_s
-        self._recognise = recognise
-        self._open_methods = open_methods
-        self._known: dict[Handler, Handler] = {}
+    limit_s: float
+    recognise: Callable[[Any, str], Awaitable[None]]
+    open_methods: frozenset[str]
+    _known: dict[Handler, Handler] = field(default_factory=dict)
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], details: Details
@@ -91,10 +87,10 @@ class Arriving(grpc.aio.ServerInterceptor):
 
     def _bounded(self, handler: Handler, method: str) -> Handler:
         async def message(context: Any) -> Any:
-            if method in self._open_methods:
-                return await _message(context, min(self._limit_s, STRANGERS_S))
-            await self._recognise(context, method)
-            return await _message(context, self._limit_s)
+            if method in self.open_methods:
+                return await _message(context, min(self.limit_s, STRANGERS_S))
+            await self.recognise(context, method)
+            return await _message(context, self.limit_s)
 
         async def one(messages: object, context: Any) -> Any:
             return await handler.unary_unary(await message(context), context)

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
+import msgspec
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
@@ -16,7 +17,7 @@ from open_inference.grpc.service import GRPCInferenceServiceServicer
 from serving.config import MAX_HEADER_BYTES
 from serving.errors import BadRequestError, ServingError
 from serving.interfaces import GRPC_MODEL_HEADER, Answer, Call
-from serving.protocol.answers import encode_json, known_error, served_headers
+from serving.protocol.answers import known_error, served_headers
 from serving.protocol.front import Front, capped, now
 from serving.protocol.grpc.arriving import Arriving, abort, metadata_of
 from serving.protocol.messages import (
@@ -111,7 +112,7 @@ class InferenceService(GRPCInferenceServiceServicer):
         fill_answer(response, answer, wanted)
         parameters = self._front.parameters_of(call)
         if parameters is not None:
-            features = encode_json(parameters["features"]).decode()
+            features = msgspec.json.encode(parameters["features"]).decode()
             response.parameters["features"].string_param = features
         trailing = [*served_headers(answer.served), (b"x-request-id", request_id.encode())]
         context.set_trailing_metadata(metadata_of(trailing))

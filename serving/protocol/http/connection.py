@@ -8,8 +8,6 @@ byte comes. Any other is given whole to an ASGI application, whose answer is sen
 client sends ahead is kept up to a bound; then nothing more is read of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Generator

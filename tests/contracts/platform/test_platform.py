@@ -16,10 +16,10 @@ from urllib.error import HTTPError
 import psutil
 import pytest
 
-from infra.orchestration.client import is_running, platform_environment
+from infra.orchestration.client import is_running
 from infra.orchestration.embedded import free_port
 from infra.platform.api import basic_auth
-from infra.platform.files import supervisor_pid
+from infra.platform.files import platform_environment, supervisor_pid
 from infra.platform.health import read_status
 from tasks.control.recovery.task import is_engine
 from tests.support.host.processes import wait_until

@@ -89,6 +89,6 @@ def test_a_copied_example_is_a_whole_project_and_what_is_there_is_left_alone(
     check_repository(config, tmp_path / name)
     assert config.name == name
     assert not [p for p in (tmp_path / name).rglob("*") if p.is_symlink() or "pycache" in p.name]
-    with pytest.raises(ConfigurationError, match=r"not empty.*--folder"):
+    with pytest.raises(ConfigurationError, match="not empty; name another folder"):
         copy_example(name, tmp_path / name)
     assert EXAMPLES.parent == Path(falaj.__file__).parent

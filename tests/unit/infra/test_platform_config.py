@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.gateway.config import GatewayFiles
-from infra.orchestration.client import is_running, platform_environment, running_platform
+from infra.orchestration.client import is_running
 from infra.platform import services
 from infra.platform.apps import PasswordGate, WithReports
 from infra.platform.config import (
@@ -27,7 +27,14 @@ from infra.platform.config import (
     require_free_ports,
     stored_config,
 )
-from infra.platform.files import PlatformFiles, ensure_password, only_supervisor, read_endpoint
+from infra.platform.files import (
+    PlatformFiles,
+    ensure_password,
+    only_supervisor,
+    platform_environment,
+    read_endpoint,
+    running_platform,
+)
 from infra.platform.services import (
     DEPLOYING,
     GATEWAY,
@@ -188,15 +195,16 @@ def test_a_command_finds_the_platform_only_while_its_one_supervisor_lives(
 ) -> None:
     assert platform_environment(files.home) is None
     ensure_password(files)
-    files.endpoint.write_text('{"api_url": "http://127.0.0.1:1/api"}')  # a killed one leaves it
+    made = plan(files, PlatformConfig())
+    write_endpoint(made)  # a killed one leaves it
     with pytest.raises(ConfigurationError, match="no platform is ready on"):
         running_platform(files.home)
     with only_supervisor(files):
         found = running_platform(files.home)
-        assert found["PREFECT_API_URL"] == "http://127.0.0.1:1/api"
+        assert found["PREFECT_API_URL"] == made.endpoint.api_url
         assert found["PREFECT_API_AUTH_STRING"] == files.secret.read_text().strip()
         files.endpoint.write_text("{}")
-        with pytest.raises(ConfigurationError, match="does not say where the platform answers"):
+        with pytest.raises(ConfigurationError, match="was changed and cannot be read"):
             platform_environment(files.home)
         with (
             pytest.raises(ConfigurationError, match=f"process {os.getpid()} supervises"),
