@@ -129,23 +129,19 @@ class Location:
         """
         import obstore
 
-        try:
-            with self._explained(name):
-                if length is None:
-                    return bytes(obstore.get(self._store, name).bytes())
-                return bytes(obstore.get_range(self._store, name, start=start, length=length))
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError), self._explained(name):
+            if length is None:
+                return bytes(obstore.get(self._store, name).bytes())
+            return bytes(obstore.get_range(self._store, name, start=start, length=length))
+        return None
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None where there is none."""
         import obstore
 
-        try:
-            with self._explained(name):
-                return int(obstore.head(self._store, name)["size"])
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError), self._explained(name):
+            return int(obstore.head(self._store, name)["size"])
+        return None
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Put an object in the place of what is there."""

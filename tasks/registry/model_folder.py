@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import ImportedProgram, Signature, TensorSpec, tabular_signature
@@ -35,6 +35,7 @@ from tasks.contracts.training import (
 from tasks.kernel.errors import RegistryError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
 from tasks.kernel.settings import ArtifactStore, bring, drop, send
+from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     KEPT_TAG,
@@ -410,24 +411,20 @@ class Preprocessing(Contract):
     category_code_rule: str = CATEGORY_CODE_RULE
 
 
-class ModelInterface(BaseModel):
+class ModelInterface(Frozen):
     """The part of `model.json` that using the model takes.
 
     A champion outlives the code that registered it, so what later code added or left out elsewhere
     in the manifest does not matter here.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
     columns: DatasetSchema | None
     family: str = "tabular"
     signature: Signature | None = None
 
 
-class ModelFiles(BaseModel):
+class ModelFiles(Frozen):
     """The part of `model.json` that says which files there are."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
 
