@@ -11,6 +11,7 @@ import runpy
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -131,9 +132,9 @@ def _visibility(
     value = environment.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return lambda index, uuid: index is not None
-    named = [part.strip() for part in value.split(",")]
-    if any(part.lower() in NO_DEVICE_NAMES for part in named):  # CUDA stops at the first such name
-        named = named[: [part.lower() in NO_DEVICE_NAMES for part in named].index(True)]
+    listed = (part.strip() for part in value.split(","))
+    # CUDA stops at the first name that is of no device.
+    named = list(takewhile(lambda part: part.lower() not in NO_DEVICE_NAMES, listed))
     counted = [part for part in named if part.isdecimal()]
     by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if counted and len(set(models)) > 1 and not by_place:
