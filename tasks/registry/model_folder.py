@@ -160,9 +160,7 @@ def _copied(folder: Path, sources: dict[str, Path]) -> dict[str, FileRecord]:
     return {name: _record(folder / name) for name in sources}
 
 
-def write_variants(
-    folder: Path, source_sha256: str, variants: tuple[ModelVariant, ...], store: ArtifactStore
-) -> str:
+def write_variants(folder: Path, listed: VariantList, store: ArtifactStore) -> str:
     """Copy the kept variants beside what is there, then name them in `variants.json`.
 
     A folder's name holds its digest, so a variant that was built anew lies beside the old one until
@@ -175,7 +173,6 @@ def write_variants(
         ArtifactError: a kept variant is gone from the store, or damaged.
         StorageError: the disk refused.
     """
-    listed = list_variants(source_sha256, variants)
     with refused_writes_explained(folder):
         for entry in listed.variants:
             if entry.folder is not None and entry.variant.files is not None:
@@ -544,7 +541,7 @@ def attach_variants(
         attached = version.tags.get(VARIANTS_TAG) == digest_of_value(listed)
         if attached and not record.damage:
             return ref
-        digest = write_variants(version.folder, ref.program_sha256, together, store)
+        digest = write_variants(version.folder, listed, store)
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)
