@@ -20,14 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
-from tasks.kernel import files
-from tasks.kernel.errors import (
-    ArtifactError,
-    ConfigurationError,
-    StorageError,
-    TransientError,
-    refused_writes_explained,
-)
+from tasks.kernel import errors, files
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
@@ -109,7 +102,7 @@ class Location:
             or parts.fragment
             or ".." in unquote(parts.path).split("/")
         ):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{variable} is {parts.scheme}://{parts.hostname or ''}{parts.path}; {EXPECTED}. "
                 "Keys of S3 come from the variables AWS_*. Nothing was touched"
             )
@@ -182,7 +175,7 @@ class Location:
         for _ in range(CHANGE_ATTEMPTS):
             if (new := self._changed(name, make)) is not None:
                 return new
-        raise TransientError(
+        raise errors.TransientError(
             f"{self.url}/{name}: others changed it {CHANGE_ATTEMPTS} times; try again"
         )
 
@@ -223,7 +216,7 @@ class Location:
                     seen.update(chunk)
                     stream.write(chunk)
             if sha256 and seen.hexdigest() != sha256:
-                raise ArtifactError(
+                raise errors.ArtifactError(
                     f"{self.url}/{name} has SHA-256 {seen.hexdigest()[:12]}, expected "
                     f"{sha256[:12]}: it was changed or damaged. {MEND}"
                 )
@@ -289,7 +282,7 @@ class Location:
     def _to_write(self, limit_s: float) -> ObjectStore:
         """Its folder is made by the first write, not by a look."""
         if self.folder is not None:
-            with refused_writes_explained(self.folder):
+            with errors.refused_writes_explained(self.folder):
                 files.make_folder(self.folder)
         return self._opened(limit_s)
 
@@ -310,18 +303,18 @@ class Location:
             for seen, sentence in _REFUSALS.items():
                 if re.search(seen, str(exc)):
                     reason = f" ({_reason(exc)})"
-                    raise StorageError(f"{where}: {sentence.format(reason)}") from exc
+                    raise errors.StorageError(f"{where}: {sentence.format(reason)}") from exc
             if isinstance(exc, FileNotFoundError):
                 raise
             if _CUT in str(exc):
-                raise ArtifactError(f"{where} is shorter than it was. {MEND}") from exc
+                raise errors.ArtifactError(f"{where} is shorter than it was. {MEND}") from exc
             if isinstance(exc, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-                raise StorageError(
+                raise errors.StorageError(
                     f"{where}: the store refused the key ({_reason(exc)}); expected one that may "
                     "list, read, write and delete there. Mend AWS_ACCESS_KEY_ID, "
                     "AWS_SECRET_ACCESS_KEY or the bucket's policy; nothing was changed"
                 ) from exc
-            raise TransientError(
+            raise errors.TransientError(
                 f"{where}: the store does not answer as expected ({_reason(exc)}), "
                 f"tried up to {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
@@ -357,7 +350,7 @@ def s3_access(environment: Mapping[str, str]) -> dict[AccessName, str]:
         "session_token": first("AWS_SESSION_TOKEN"),
     }
     if bool(found["access_key_id"]) != bool(found["secret_access_key"]):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set, the other is not; set "
             "both, or neither to use the machine's role. Nothing was started"
         )

@@ -385,7 +385,7 @@ def quantize_onnx(model: onnx.ModelProto, sample: Batches, bits: int = 8) -> onn
     from onnxruntime.quantization import QuantType, quantize_static
 
     present = {node.op_type for node in model.graph.node}
-    check_quantisable(present, MATRIX_PRODUCTS, sample)
+    check_quantisable(present, MATRIX_PRODUCTS)
     # The exporter has folded constants already. Without this mark the quantiser would advise it,
     # on the root logger, and give that a handler.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
