@@ -122,8 +122,8 @@ def failed_variant(made: Format, failure: str) -> BuiltVariant:
 
 
 def _variant(made: Format, **outcome: Any) -> BuiltVariant:
-    about = {"name": made.name, "format": made.file_format, "precision": made.precision}
-    return BuiltVariant(**about, **outcome)
+    about: dict[str, Any] = {"name": made.name, "format": made.file_format}
+    return BuiltVariant(**about, precision=made.precision, **outcome)
 
 
 JUDGED_WITH = ("runtime", "precision", "provider", "device")

@@ -114,7 +114,7 @@ def _seen_by_nvml(library: Any, environment: Mapping[str, str], sysfs: Path) -> 
     for index, (handle, model) in enumerate(zip(handles, models, strict=True)):
         uuid = str(library.nvmlDeviceGetUUID(handle))
         node = node_of_pci_device(str(library.nvmlDeviceGetPciInfo(handle).busId), sysfs)
-        found = list(_leasable(library, handle, uuid, model, node))
+        found = list(_leasable(library, handle, model, node))
         if not found:
             unusable.append(f"{uuid} is in MIG mode; make slices with `nvidia-smi mig -cgi`")
         for gpu in found:
@@ -149,20 +149,15 @@ def _visibility(
     )
 
 
-def _leasable(
-    library: Any, handle: object, uuid: str, model: str, node: int | None
-) -> Iterator[Gpu]:
-    if not _is_cut(library, handle):
-        memory = int(library.nvmlDeviceGetMemoryInfo(handle).total)
-        yield Gpu(uuid=uuid, name=model, memory_bytes=memory, node=node)
-        return
-    for part in _slices(library, handle):
-        name = str(library.nvmlDeviceGetName(part))
+def _leasable(library: Any, handle: object, model: str, node: int | None) -> Iterator[Gpu]:
+    is_cut = _is_cut(library, handle)
+    for part in _slices(library, handle) if is_cut else (handle,):
+        _, _, profile = str(library.nvmlDeviceGetName(part)).rpartition("MIG ")
         yield Gpu(
             uuid=str(library.nvmlDeviceGetUUID(part)),
             name=model,
             memory_bytes=int(library.nvmlDeviceGetMemoryInfo(part).total),
-            mig_profile=name.rpartition("MIG ")[2],  # of "NVIDIA H200 MIG 1g.18gb"
+            mig_profile=profile if is_cut else None,  # of "NVIDIA H200 MIG 1g.18gb"
             node=node,
         )
 
