@@ -228,7 +228,7 @@ class CheckpointStore:
             self._location.remove(sorted(longest_first, key=f"{folder}/{MANIFEST_NAME}".__ne__))
 
     def _whole(self, files: Set[str]) -> Iterator[CheckpointRef]:
-        """Checkpoints of which every byte was verified, the newest first; damaged ones are logged."""
+        """Verified checkpoints, the newest first; a damaged one is logged."""
         for ref in _refs(files):
             try:
                 self._verify(ref)
