@@ -120,41 +120,34 @@ class Location:
         Raises:
             ArtifactError: it ends before `start`.
         """
-        import obstore
-
         with suppress(FileNotFoundError), self._explained(name):
             if length is None:
-                return bytes(obstore.get(self._store, name).bytes())
-            return bytes(obstore.get_range(self._store, name, start=start, length=length))
+                return bytes(self._store.get(name).bytes())
+            return bytes(self._store.get_range(name, start=start, length=length))
         return None
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None where there is none."""
-        import obstore
-
         with suppress(FileNotFoundError), self._explained(name):
-            return int(obstore.head(self._store, name)["size"])
+            return int(self._store.head(name)["size"])
         return None
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Put an object in the place of what is there."""
-        import obstore
-
         with self._explained(name):
             size = content.stat().st_size if isinstance(content, Path) else len(content)
             limit_s = SILENCE_LIMIT_S if size <= CHUNK_BYTES else UPLOAD_LIMIT_S
             store, in_parts = self._to_write(limit_s), size >= WHOLE_UPLOAD_BYTES
-            obstore.put(store, name, content, use_multipart=in_parts, chunk_size=part_bytes(size))
+            store.put(name, content, use_multipart=in_parts, chunk_size=part_bytes(size))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that nobody has written; False where somebody has."""
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         with self._explained(name):
             try:
                 store = self._to_write(SILENCE_LIMIT_S)
-                obstore.put(store, name, content, mode="create", use_multipart=False)
+                store.put(name, content, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 # Of a request that was sent again, as its answer was lost, the first one may have
                 # written it.
@@ -180,12 +173,11 @@ class Location:
         )
 
     def _changed(self, name: str, make: Callable[[bytes | None], bytes]) -> bytes | None:
-        import obstore
         from obstore.exceptions import PreconditionError
 
         with self._explained(name):
             try:
-                seen = obstore.get(self._store, name)
+                seen = self._store.get(name)
             except FileNotFoundError:
                 new = make(None)
                 return new if self.create(name, new) else None
@@ -194,7 +186,7 @@ class Location:
             if (new := make(old)) == old:
                 return new
             try:
-                obstore.put(self._store, name, new, mode=version, use_multipart=False)
+                self._store.put(name, new, mode=version, use_multipart=False)
             except PreconditionError:
                 return new if self.read(name) == new else None
             return new
@@ -223,12 +215,11 @@ class Location:
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Content of an object; where an answer breaks off, the rest of the same is asked for."""
-        import obstore
         from obstore.exceptions import GenericError
 
         done, breaks, options = 0, 0, dict[str, Any]()
         while True:
-            found = obstore.get(self._store, name, options=cast("GetOptions", options))
+            found = self._store.get(name, options=cast("GetOptions", options))
             try:
                 for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                     yield bytes(chunk)
@@ -248,10 +239,8 @@ class Location:
 
     def entries(self, prefix: str) -> dict[str, Entry]:
         """Objects below `<prefix>/`, by their names."""
-        import obstore
-
         with suppress(FileNotFoundError), self._explained(prefix):
-            found = (meta for page in obstore.list(self._store, prefix or None) for meta in page)
+            found = (meta for page in self._store.list(prefix or None) for meta in page)
             return {
                 m["path"]: Entry(m["size"], m["last_modified"], (m["e_tag"] or "").strip('"'))
                 for m in found
@@ -260,11 +249,9 @@ class Location:
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that are gone are gone."""
-        import obstore
-
         for name in names:
             with suppress(FileNotFoundError), self._explained(name):
-                obstore.delete(self._store, name)
+                self._store.delete(name)
 
     @property
     def _store(self) -> ObjectStore:
