@@ -102,9 +102,11 @@ def processes_by_variable(name: str) -> dict[str, list[int]]:
     Processes of other users, whose environment cannot be read, are not seen.
     """
     found: dict[str, list[int]] = {}
-    for entry in PROCFS.iterdir():
-        if entry.name.isdigit() and (value := variable_of(int(entry.name), name)):
-            found.setdefault(value, []).append(int(entry.name))
+    import psutil
+
+    for pid in psutil.pids():
+        if value := variable_of(pid, name):
+            found.setdefault(value, []).append(pid)
     return found
 
 
@@ -113,13 +115,11 @@ def variable_of(pid: int, name: str) -> str | None:
 
     None where it is not set, or the process has ended or is another user's.
     """
-    try:
-        variables = (PROCFS / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    beginning = f"{name}=".encode()
-    value = next((v.removeprefix(beginning) for v in variables if v.startswith(beginning)), None)
-    return None if value is None or start_of(pid) is None else os.fsdecode(value)
+    import psutil
+
+    with suppress(psutil.Error):
+        return psutil.Process(pid).environ().get(name)
+    return None
 
 
 @contextmanager
