@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from tasks.kernel.values import Frozen
 
 State = Literal["open", "released", "rolled_back", "superseded"]
 MetricName = Literal["errors", "latency", "scores", "task_paired", "task_split"]
@@ -21,10 +21,8 @@ class Action(StrEnum):
     SUPERSEDE = "supersede"
 
 
-class Shares(BaseModel):
+class Shares(Frozen):
     """How the gateway shares a model's requests."""
-
-    model_config = ConfigDict(frozen=True)
 
     candidate: float = 0.0
     """Percent of requests."""
@@ -33,10 +31,8 @@ class Shares(BaseModel):
     sticky: bool = False
 
 
-class Period(BaseModel):
+class Period(Frozen):
     """A stretch of time in which one step's shares held, half-open."""
-
-    model_config = ConfigDict(frozen=True)
 
     step: int
     since: datetime
@@ -51,7 +47,7 @@ class Period(BaseModel):
         return self.split and 0 < self.shares.candidate < 100
 
 
-class Finding(BaseModel):
+class Finding(Frozen):
     """What one metric says of the candidate against the stable version, at any moment.
 
     Attributes:
@@ -61,8 +57,6 @@ class Finding(BaseModel):
         low, high: bounds on it that hold at all times, each with probability `1 - alpha`.
         num: requests, events or units that were compared.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     metric: MetricName
     log_evidence: float = 0.0
@@ -76,10 +70,8 @@ class Finding(BaseModel):
     sentence: str
 
 
-class Tally(BaseModel):
+class Tally(Frozen):
     """Plain counts of one version in the release so far."""
-
-    model_config = ConfigDict(frozen=True)
 
     num_requests: int = 0
     num_failed: int = 0
@@ -89,10 +81,8 @@ class Tally(BaseModel):
     task_metric: float | None = None
 
 
-class Evidence(BaseModel):
+class Evidence(Frozen):
     """All that one evaluation cycle saw."""
-
-    model_config = ConfigDict(frozen=True)
 
     seen_until: datetime
     findings: tuple[Finding, ...] = ()
@@ -119,10 +109,8 @@ class Evidence(BaseModel):
         return tuple(f for f in self.findings if f.is_harm)
 
 
-class Entry(BaseModel):
+class Entry(Frozen):
     """One line of a release's record."""
-
-    model_config = ConfigDict(frozen=True)
 
     number: int
     release_id: str
@@ -137,10 +125,8 @@ class Entry(BaseModel):
     evidence: Evidence | None = None
 
 
-class ReleaseState(BaseModel):
+class ReleaseState(Frozen):
     """What was decided of a release so far."""
-
-    model_config = ConfigDict(frozen=True)
 
     release_id: str
     model: str

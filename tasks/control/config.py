@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from tasks.contracts.base import Contract
 from tasks.contracts.hardware import ClassName
@@ -14,8 +14,8 @@ StageName = Literal["feature refresh", "training", "conversion", "promotion", "d
 class LeaseRequest(Contract):
     """Devices of one host that a piece of work needs at a time."""
 
-    cores: int = Field(default=0, ge=0, le=4096, description="CPU cores, each for it alone.")
-    gpus: int = Field(default=0, ge=0, le=64, description="GPUs, or slices of GPUs.")
+    cores: NonNegativeInt = Field(default=0, le=4096, description="CPU cores, each for it alone.")
+    gpus: NonNegativeInt = Field(default=0, le=64, description="GPUs, or slices of GPUs.")
     mig_profile: str | None = Field(
         default=None,
         pattern=r"^[0-9]+(c\.[0-9]+)?g\.[0-9]+gb([+.-][a-z.]+)?$",
@@ -59,11 +59,8 @@ class StageLease(Contract):
     priority: int = Field(
         default=3, ge=URGENT, le=LOWEST, description="Place in the line; 1 is the most urgent."
     )
-    wait_s: float | None = Field(
-        default=None,
-        ge=0,
-        le=2592000,
-        description="Longest wait in seconds; none: as long as it takes.",
+    wait_s: NonNegativeFloat | None = Field(
+        default=None, le=2592000, description="Longest wait in seconds; none: as long as it takes."
     )
 
 
@@ -71,17 +68,15 @@ class BurstRule(Contract):
     """Another pool, mostly one that costs money by the hour, for when the own one is behind."""
 
     hardware_class: ClassName = Field(description="Class of its deployment and pool.")
-    queue_longer_than: int = Field(
-        ge=0,
+    queue_longer_than: NonNegativeInt = Field(
         le=100_000,
         description="Runs that wait in the own pool's queues, but for those with a limit or a "
         "pause; with one more the stage goes to the other pool, with fewer it stays again.",
     )
-    price_per_hour: float = Field(
-        ge=0, le=1e6, description="What an hour of one run there costs; recorded with each run."
+    price_per_hour: NonNegativeFloat = Field(
+        le=1e6, description="What an hour of one run there costs; recorded with each run."
     )
-    most_per_day: float = Field(
-        gt=0,
+    most_per_day: PositiveFloat = Field(
         le=1e9,
         description="What its runs of the newest 24 hours may have cost, in the same money, those "
         "that wait there as the mean of the others; from there on the stage waits.",
@@ -99,9 +94,8 @@ class StageRouting(Contract):
         description="Class that the stage wants, one of `hardware.yaml`: `cpu`, `gpu` or one "
         "of your own; the name of its deployment.",
     )
-    wait_s: float = Field(
+    wait_s: NonNegativeFloat = Field(
         default=600,
-        ge=0,
         le=604_800,
         description="Seconds to wait for a worker of a class before the next class in "
         "`fall_back` is taken, or the run fails; 0 does not wait.",
@@ -172,12 +166,11 @@ class RecoveryConfig(Contract):
         description="Seconds until a second look confirms what heartbeats or slot counts alone "
         "say; longer than one heartbeat, because a server that was away has heard of none.",
     )
-    max_retries: int = Field(
-        default=2, ge=0, le=20, description="How often one run that was cut off is started again."
+    max_retries: NonNegativeInt = Field(
+        default=2, le=20, description="How often one run that was cut off is started again."
     )
-    retry_within_s: float = Field(
+    retry_within_s: NonNegativeFloat = Field(
         default=3600,
-        ge=0,
         le=604_800,
         description="Age in seconds beyond which a run that was cut off is left as it is.",
     )
@@ -195,9 +188,8 @@ class RecoveryConfig(Contract):
 class RetrainingPolicy(Contract):
     """Bounds of the controller for one use case; kept with every result that it judges."""
 
-    cool_down_hours: float = Field(
+    cool_down_hours: NonNegativeFloat = Field(
         default=6.0,
-        ge=0,
         le=24 * 90,
         description="Hours after a retraining was claimed in which none of the same model is; no "
         "recalibration is either, nor in those after another recalibration.",
@@ -217,42 +209,36 @@ class RetrainingPolicy(Contract):
         "factor since the champion's; where no champion came of it, after as much growth again. "
         "Empty: only drift retrains.",
     )
-    max_runs_per_week: int = Field(
+    max_runs_per_week: NonNegativeInt = Field(
         default=3,
-        ge=0,
         le=1000,
         description="Retrainings of one model in any seven days; 0 means it is never retrained.",
     )
-    max_recalibrations_per_week: int = Field(
+    max_recalibrations_per_week: NonNegativeInt = Field(
         default=7,
-        ge=0,
         le=1000,
         description="Recalibrations of one model in any seven days, which train nothing and so "
         "have a budget of their own; 0 means that the model is retrained instead.",
     )
-    max_run_hours_per_week: float | None = Field(
+    max_run_hours_per_week: PositiveFloat | None = Field(
         default=None,
-        gt=0,
         le=24 * 7 * 100,
         description="Hours that retrainings and recalibrations of one model may take in any seven "
         "days, as far as they are known; empty means no limit.",
     )
-    max_cost_per_month: float | None = Field(
+    max_cost_per_month: NonNegativeFloat | None = Field(
         default=None,
-        ge=0,
         le=1e9,
         description="Money that retrainings and recalibrations of one model may take in any 30 "
         "days, at the prices in `hardware.yaml`; with it reached none is started. Empty: no limit.",
     )
-    roll_back_within_days: float = Field(
+    roll_back_within_days: NonNegativeFloat = Field(
         default=14.0,
-        ge=0,
         le=365,
         description="Days after a promotion in which it may be taken back; 0 means never.",
     )
-    max_auc_loss: float = Field(
+    max_auc_loss: NonNegativeFloat = Field(
         default=0.04,
-        ge=0,
         le=0.5,
         description="The ranking is intact where the AUC has for certain not lost more than this; "
         "then wrong scores ask for a new calibration only.",

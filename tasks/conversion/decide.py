@@ -148,12 +148,9 @@ def _variant(
     built, model, gaps = one.built, one.model, one.gaps
     fields = {AUC_NAME: "auc_change", R2_NAME: "r2_change"}
     change: dict[str, Any] = {fields.get(metric, "metric_change"): one.change}
+    as_built = {name: value for name, value in built if name not in ("failure", "settings")}
     return ModelVariant(
-        name=built.name,
-        format=built.format,
-        precision=built.precision,
         hardware_class=job.config.hardware_class,
-        files=built.files,
         source_sha256=job.program.program.sha256,
         parity_max=max(gaps["test"].largest, gaps["edge"].largest) if gaps else None,
         parity_mean=gaps["test"].mean if gaps else None,
@@ -165,7 +162,7 @@ def _variant(
         accepted=any(one.is_faster for one in compared),
         reason=reason,
         settings={**built.settings, **(model.settings if model else {})},
-        provenance=built.provenance,
+        **as_built,
         **change,
     )
 

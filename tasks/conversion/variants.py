@@ -12,6 +12,7 @@ was judged with, or its figures do not hold.
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
@@ -89,14 +90,8 @@ def build_variant(
         except ConversionError as exc:
             shutil.rmtree(path)
             return failed_variant(made, str(exc))
-        return BuiltVariant(
-            name=made.name,
-            format=made.file_format,
-            precision=made.precision,
-            files=folder.artifact(FOLDER),
-            provenance=provenance,
-            settings={**settings, **libraries},
-        )
+        files, settings = folder.artifact(FOLDER), {**settings, **libraries}
+        return _variant(made, files=files, provenance=provenance, settings=settings)
 
     return store.build_once(KIND, key, BuiltVariant, build)
 
@@ -123,14 +118,12 @@ def _write(
 
 def failed_variant(made: Format, failure: str) -> BuiltVariant:
     """A variant that could not be built, with the reason."""
-    return BuiltVariant(
-        name=made.name,
-        format=made.file_format,
-        precision=made.precision,
-        files=None,
-        failure=failure,
-        settings={},
-    )
+    return _variant(made, files=None, failure=failure, settings={})
+
+
+def _variant(made: Format, **outcome: Any) -> BuiltVariant:
+    about: dict[str, Any] = {"name": made.name, "format": made.file_format}
+    return BuiltVariant(**about, precision=made.precision, **outcome)
 
 
 JUDGED_WITH = ("runtime", "precision", "provider", "device")

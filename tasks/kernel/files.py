@@ -257,8 +257,7 @@ def lack_of_space(folder: Path) -> str:
         folder: need not exist.
     """
     there = next(each for each in (folder, *folder.parents) if each.exists())
-    disk = os.statvfs(there)
-    free = disk.f_bavail * disk.f_frsize
+    free = shutil.disk_usage(there).free
     if free >= LEAST_FREE_BYTES:
         return ""
     return (

@@ -20,14 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
-from tasks.kernel import files
-from tasks.kernel.errors import (
-    ArtifactError,
-    ConfigurationError,
-    StorageError,
-    TransientError,
-    refused_writes_explained,
-)
+from tasks.kernel import errors, files
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
@@ -109,7 +102,7 @@ class Location:
             or parts.fragment
             or ".." in unquote(parts.path).split("/")
         ):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{variable} is {parts.scheme}://{parts.hostname or ''}{parts.path}; {EXPECTED}. "
                 "Keys of S3 come from the variables AWS_*. Nothing was touched"
             )
@@ -127,45 +120,34 @@ class Location:
         Raises:
             ArtifactError: it ends before `start`.
         """
-        import obstore
-
-        try:
-            with self._explained(name):
-                if length is None:
-                    return bytes(obstore.get(self._store, name).bytes())
-                return bytes(obstore.get_range(self._store, name, start=start, length=length))
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError), self._explained(name):
+            if length is None:
+                return bytes(self._store.get(name).bytes())
+            return bytes(self._store.get_range(name, start=start, length=length))
+        return None
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None where there is none."""
-        import obstore
-
-        try:
-            with self._explained(name):
-                return int(obstore.head(self._store, name)["size"])
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError), self._explained(name):
+            return int(self._store.head(name)["size"])
+        return None
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Put an object in the place of what is there."""
-        import obstore
-
         with self._explained(name):
             size = content.stat().st_size if isinstance(content, Path) else len(content)
             limit_s = SILENCE_LIMIT_S if size <= CHUNK_BYTES else UPLOAD_LIMIT_S
             store, in_parts = self._to_write(limit_s), size >= WHOLE_UPLOAD_BYTES
-            obstore.put(store, name, content, use_multipart=in_parts, chunk_size=part_bytes(size))
+            store.put(name, content, use_multipart=in_parts, chunk_size=part_bytes(size))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that nobody has written; False where somebody has."""
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         with self._explained(name):
             try:
                 store = self._to_write(SILENCE_LIMIT_S)
-                obstore.put(store, name, content, mode="create", use_multipart=False)
+                store.put(name, content, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 # Of a request that was sent again, as its answer was lost, the first one may have
                 # written it.
@@ -186,17 +168,16 @@ class Location:
         for _ in range(CHANGE_ATTEMPTS):
             if (new := self._changed(name, make)) is not None:
                 return new
-        raise TransientError(
+        raise errors.TransientError(
             f"{self.url}/{name}: others changed it {CHANGE_ATTEMPTS} times; try again"
         )
 
     def _changed(self, name: str, make: Callable[[bytes | None], bytes]) -> bytes | None:
-        import obstore
         from obstore.exceptions import PreconditionError
 
         with self._explained(name):
             try:
-                seen = obstore.get(self._store, name)
+                seen = self._store.get(name)
             except FileNotFoundError:
                 new = make(None)
                 return new if self.create(name, new) else None
@@ -205,7 +186,7 @@ class Location:
             if (new := make(old)) == old:
                 return new
             try:
-                obstore.put(self._store, name, new, mode=version, use_multipart=False)
+                self._store.put(name, new, mode=version, use_multipart=False)
             except PreconditionError:
                 return new if self.read(name) == new else None
             return new
@@ -227,19 +208,18 @@ class Location:
                     seen.update(chunk)
                     stream.write(chunk)
             if sha256 and seen.hexdigest() != sha256:
-                raise ArtifactError(
+                raise errors.ArtifactError(
                     f"{self.url}/{name} has SHA-256 {seen.hexdigest()[:12]}, expected "
                     f"{sha256[:12]}: it was changed or damaged. {MEND}"
                 )
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Content of an object; where an answer breaks off, the rest of the same is asked for."""
-        import obstore
         from obstore.exceptions import GenericError
 
         done, breaks, options = 0, 0, dict[str, Any]()
         while True:
-            found = obstore.get(self._store, name, options=cast("GetOptions", options))
+            found = self._store.get(name, options=cast("GetOptions", options))
             try:
                 for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                     yield bytes(chunk)
@@ -259,10 +239,8 @@ class Location:
 
     def entries(self, prefix: str) -> dict[str, Entry]:
         """Objects below `<prefix>/`, by their names."""
-        import obstore
-
         with suppress(FileNotFoundError), self._explained(prefix):
-            found = (meta for page in obstore.list(self._store, prefix or None) for meta in page)
+            found = (meta for page in self._store.list(prefix or None) for meta in page)
             return {
                 m["path"]: Entry(m["size"], m["last_modified"], (m["e_tag"] or "").strip('"'))
                 for m in found
@@ -271,11 +249,9 @@ class Location:
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that are gone are gone."""
-        import obstore
-
         for name in names:
             with suppress(FileNotFoundError), self._explained(name):
-                obstore.delete(self._store, name)
+                self._store.delete(name)
 
     @property
     def _store(self) -> ObjectStore:
@@ -293,7 +269,7 @@ class Location:
     def _to_write(self, limit_s: float) -> ObjectStore:
         """Its folder is made by the first write, not by a look."""
         if self.folder is not None:
-            with refused_writes_explained(self.folder):
+            with errors.refused_writes_explained(self.folder):
                 files.make_folder(self.folder)
         return self._opened(limit_s)
 
@@ -314,18 +290,18 @@ class Location:
             for seen, sentence in _REFUSALS.items():
                 if re.search(seen, str(exc)):
                     reason = f" ({_reason(exc)})"
-                    raise StorageError(f"{where}: {sentence.format(reason)}") from exc
+                    raise errors.StorageError(f"{where}: {sentence.format(reason)}") from exc
             if isinstance(exc, FileNotFoundError):
                 raise
             if _CUT in str(exc):
-                raise ArtifactError(f"{where} is shorter than it was. {MEND}") from exc
+                raise errors.ArtifactError(f"{where} is shorter than it was. {MEND}") from exc
             if isinstance(exc, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-                raise StorageError(
+                raise errors.StorageError(
                     f"{where}: the store refused the key ({_reason(exc)}); expected one that may "
                     "list, read, write and delete there. Mend AWS_ACCESS_KEY_ID, "
                     "AWS_SECRET_ACCESS_KEY or the bucket's policy; nothing was changed"
                 ) from exc
-            raise TransientError(
+            raise errors.TransientError(
                 f"{where}: the store does not answer as expected ({_reason(exc)}), "
                 f"tried up to {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
@@ -361,7 +337,7 @@ def s3_access(environment: Mapping[str, str]) -> dict[AccessName, str]:
         "session_token": first("AWS_SESSION_TOKEN"),
     }
     if bool(found["access_key_id"]) != bool(found["secret_access_key"]):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set, the other is not; set "
             "both, or neither to use the machine's role. Nothing was started"
         )

@@ -23,12 +23,7 @@ from tasks.kernel.values import Contract
 
 PROCFS = Path("/proc")
 ENDED_STATES = ("Z", "X")
-STATE_FIELD, PARENT_FIELD, CPU_FIELDS, START_FIELD = (
-    0,
-    1,
-    slice(11, 15),
-    19,
-)  # of /proc/PID/stat, counted after the command's name
+STATE_FIELD, START_FIELD = 0, 19  # of /proc/PID/stat, counted after the command's name
 READY_POLL_S = 0.1
 STOP_MARGIN_S = 10.0
 TOKEN = r"[0-9a-f]{8}\.[0-9a-f]+\.[0-9a-f]+"
@@ -43,12 +38,10 @@ class ProcessName(Contract):
     start: int = Field(ge=0, description="Its start, in clock ticks since the boot.")
 
     @classmethod
-    def of_this(cls, procfs: Path = PROCFS) -> Self:
+    def of_this(cls) -> Self:
         """The calling process."""
-        pid = os.getpid()
-        return cls(
-            boot=boot_id(procfs), space=_space(procfs), pid=pid, start=start_of(pid, procfs) or 0
-        )
+        space, pid = os.readlink(PROCFS / "self" / "ns" / "pid"), os.getpid()
+        return cls(boot=boot_id(), space=space, pid=pid, start=start_of(pid) or 0)
 
     @property
     def token(self) -> str:
@@ -60,82 +53,73 @@ class ProcessName(Contract):
         """True where `other` can see in `/proc` whether this process is there."""
         return (self.boot, self.space) == (other.boot, other.space)
 
-    def sees_alive(self, token: str, procfs: Path = PROCFS) -> bool | None:
+    def sees_alive(self, token: str) -> bool | None:
         """Whether the process of a token is there; None where this one cannot see it."""
         seen_from, pid, start = token.split(".")
         if not self.token.startswith(f"{seen_from}."):
             return None
-        return start_of(int(pid, 16), procfs) == int(start, 16)
+        return start_of(int(pid, 16)) == int(start, 16)
 
-    def has_ended(self, procfs: Path = PROCFS) -> bool:
+    def has_ended(self) -> bool:
         """True where the process is gone; to be asked only where it is visible."""
-        return start_of(self.pid, procfs) != self.start
+        return start_of(self.pid) != self.start
 
 
-def boot_id(procfs: Path = PROCFS) -> str:
+def boot_id() -> str:
     """Id of this boot of this machine; containers on it have the same."""
-    return (procfs / "sys/kernel/random/boot_id").read_text().strip()
+    return (PROCFS / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def start_of(pid: int, procfs: Path = PROCFS) -> int | None:
+def start_of(pid: int) -> int | None:
     """Start of a process in clock ticks since the boot; None where it is not there or has ended."""
     try:
-        text = (procfs / str(pid) / "stat").read_text(errors="replace")
+        text = (PROCFS / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name in () may hold anything
     return None if fields[STATE_FIELD] in ENDED_STATES else int(fields[START_FIELD])
 
 
-def tree_cpu_s(procfs: Path = PROCFS) -> float:
+def tree_cpu_s() -> float:
     """CPU seconds of this process and all that descends from it, ended ones included.
 
     Those that live have their own; a process that has ended is in the sum of the one that waited
     for it (`cutime` and `cstime` of proc_pid_stat(5)), to a tick (10 ms) of each. What nobody of
     the tree waited for is lost.
     """
-    ticks, parents = dict[int, int](), dict[int, int]()
-    for entry in os.listdir(procfs):
-        with suppress(OSError, ValueError):  # it ended meanwhile
-            text = (procfs / str(int(entry)) / "stat").read_text(errors="replace")
-            fields = text[text.rindex(")") + 2 :].split()
-            parents[int(entry)] = int(fields[PARENT_FIELD])
-            ticks[int(entry)] = sum(map(int, fields[CPU_FIELDS]))
-    found, ahead = 0, {os.getpid()}
-    while ahead:
-        found += sum(ticks[pid] for pid in ahead)
-        ahead = {pid for pid, parent in parents.items() if parent in ahead}
-    return found / os.sysconf("SC_CLK_TCK")
+    import psutil  # here: not every process that asks for its name counts its time
+
+    tree, found = psutil.Process(), 0.0
+    for process in (tree, *tree.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            found += sum(process.cpu_times()[:4])
+    return found
 
 
-def processes_by_variable(name: str, procfs: Path = PROCFS) -> dict[str, list[int]]:
+def processes_by_variable(name: str) -> dict[str, list[int]]:
     """Process ids of what runs, by the value that a variable had in the environment of its start.
 
     Processes of other users, whose environment cannot be read, are not seen.
     """
     found: dict[str, list[int]] = {}
-    for entry in procfs.iterdir():
-        if entry.name.isdigit() and (value := variable_of(int(entry.name), name, procfs)):
-            found.setdefault(value, []).append(int(entry.name))
+    import psutil
+
+    for pid in psutil.pids():
+        if value := variable_of(pid, name):
+            found.setdefault(value, []).append(pid)
     return found
 
 
-def variable_of(pid: int, name: str, procfs: Path = PROCFS) -> str | None:
+def variable_of(pid: int, name: str) -> str | None:
     """A variable of the environment that a process was started with.
 
     None where it is not set, or the process has ended or is another user's.
     """
-    try:
-        variables = (procfs / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    beginning = f"{name}=".encode()
-    value = next((v.removeprefix(beginning) for v in variables if v.startswith(beginning)), None)
-    return None if value is None or start_of(pid, procfs) is None else os.fsdecode(value)
+    import psutil
 
-
-def _space(procfs: Path) -> str:
-    return os.readlink(procfs / "self" / "ns" / "pid")
+    with suppress(psutil.Error):
+        return psutil.Process(pid).environ().get(name)
+    return None
 
 
 @contextmanager

@@ -70,11 +70,9 @@ class ByContent(CachePolicy):
 
     Args:
         task_file: `__file__` of the `task.py` that uses the policy.
-        ignore: names of inputs that do not decide the result.
     """
 
     task_file: str = ""
-    ignore: tuple[str, ...] = ()
 
     def compute_key(
         self,
@@ -84,8 +82,7 @@ class ByContent(CachePolicy):
         **kwargs: Any,
     ) -> str:
         """First key, counted from the content's own, that is free or holds a whole result."""
-        decisive = {name: inputs[name] for name in sorted(inputs) if name not in self.ignore}
-        base = content_key(task_ctx.task.name, code_digest(self.task_file), list(decisive.items()))
+        base = content_key(task_ctx.task.name, code_digest(self.task_file), sorted(inputs.items()))
         key, repeat = base, 0
         while task_ctx.result_store.exists(key) and not _is_whole(task_ctx.result_store, key):
             repeat += 1

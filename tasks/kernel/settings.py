@@ -154,10 +154,7 @@ class Settings:
         if self.database_url is None:
             return f"sqlite:///{self.home / 'mlflow' / 'mlflow.db'}"
         mark = "&" if "?" in self.database_url else "?"
-        address = re.sub(
-            r"^postgres(ql)?(\+psycopg)?://", "postgresql+psycopg://", self.database_url
-        )
-        return f"{address}{mark}options=-csearch_path%3D{MLFLOW_SCHEMA}"
+        return f"{_by_psycopg(self.database_url)}{mark}options=-csearch_path%3D{MLFLOW_SCHEMA}"
 
     @property
     def mlflow_artifacts(self) -> Path:
@@ -281,9 +278,13 @@ def server_environment(file: Path, environment: Mapping[str, str]) -> dict[str, 
     if "redis" in named:
         values["FALAJ_PROFILE"] = environment.get("FALAJ_PROFILE") or "server"
         if "registry" not in named and (url := values.get("FALAJ_DATABASE_URL")):
-            address = re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql+psycopg://", url)
-            values["FALAJ_REGISTRY_URL"] = environment.get("FALAJ_REGISTRY_URL") or address
+            values["FALAJ_REGISTRY_URL"] = environment.get("FALAJ_REGISTRY_URL") or _by_psycopg(url)
     return values
+
+
+def _by_psycopg(url: str) -> str:
+    """The address of a PostgreSQL database, with the driver that is installed."""
+    return re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql+psycopg://", url)
 
 
 def bring(path: Path, *, exact: bool = False) -> Path:

@@ -72,10 +72,16 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{name}", text
 
 
-class Contract(BaseModel):
+class Frozen(BaseModel):
+    """Base of values that are read back from where another release may have written more names."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Contract(Frozen):
     """Base of every value that travels: frozen, and unknown names are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+    model_config = ConfigDict(extra="forbid", field_title_generator=field_title)
 
 
 class Artifact(Contract):

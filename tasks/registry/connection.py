@@ -21,13 +21,7 @@ from urllib.request import url2pathname
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
-from tasks.kernel.errors import (
-    FalajError,
-    RegistryError,
-    StorageError,
-    TransientError,
-    refused_writes_explained,
-)
+from tasks.kernel import errors
 from tasks.kernel.files import flush_to_disk, make_folder
 from tasks.kernel.settings import MLFLOW_SCHEMA, Settings
 from tasks.metadata.database import held_everywhere
@@ -77,7 +71,7 @@ class RegistryLocation:
             return self.artifacts / path.lstrip("/")
         beginning, mark, inside = path.rpartition(OF_ARTIFACTS)
         if parts.scheme not in ("", "file") or not (mark and beginning):
-            raise RegistryError(
+            raise errors.RegistryError(
                 f"files of this registry are at {parts.scheme}://{parts.hostname or ''}{path}, "
                 f"expected {ADDRESS}<experiment>/<run>; register the model again with this "
                 "installation"
@@ -129,10 +123,10 @@ def prepare_database(location: RegistryLocation) -> None:
     if path is None:
         _prepare_schema(location)
         return
-    with refused_writes_explained(path):
+    with errors.refused_writes_explained(path):
         if _is_database(path):
             return
-    with exclusive(location), refused_writes_explained(path), explained(location):
+    with exclusive(location), errors.refused_writes_explained(path), explained(location):
         if _is_database(path):
             return
         make_folder(path.parent)
@@ -179,7 +173,7 @@ def _is_database(path: Path) -> bool:
         with path.open("rb") as stream:
             if stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC:
                 return True
-    raise RegistryError(
+    raise errors.RegistryError(
         f"{path} is not an SQLite database, expected the tracking database; it was damaged or "
         "replaced. Move it away; `falaj restore` brings a backup into an empty state"
     )
@@ -195,7 +189,7 @@ def exclusive(
         StorageError: the folder cannot be written.
     """
     path = location.artifacts / ".registry.lock"
-    busy = TransientError(
+    busy = errors.TransientError(
         f"another process held {path} for {wait_s:g} s while changing the model registry; nothing "
         "was changed; try again"
     )
@@ -224,22 +218,22 @@ def explained(location: RegistryLocation) -> Iterator[None]:
         raise _as_ours(str(exc), location, busy=busy) from exc
 
 
-def _as_ours(text: str, location: RegistryLocation, *, busy: bool) -> FalajError:
+def _as_ours(text: str, location: RegistryLocation, *, busy: bool) -> errors.FalajError:
     where = location.database_path or "the tracking database"
     reason = text.strip().splitlines()[0] if text.strip() else "no reason given"
     kept = f"{where}: the change was not made ({reason})"
     if _LOCKED.search(text):
-        return TransientError(f"{kept}; another process holds its lock. Try again later")
+        return errors.TransientError(f"{kept}; another process holds its lock. Try again later")
     if _REFUSED.search(text):
-        return StorageError(f"{kept}; expected a writable file with free space. Retry then")
+        return errors.StorageError(f"{kept}; expected a writable file with free space. Retry then")
     if _DAMAGED.search(text):
-        return RegistryError(
+        return errors.RegistryError(
             f"{kept}; the file is damaged. `falaj restore` brings a backup, or move it away to "
             f"begin an empty registry; the files of earlier runs stay in {location.artifacts}"
         )
     if "out-of-date database schema" in text:
-        return RegistryError(
+        return errors.RegistryError(
             f"{kept}; another version of MLflow wrote it. Run `falaj backup`, then "
             "`mlflow db upgrade`"
         )
-    return TransientError(f"{kept}; try again") if busy else RegistryError(kept)
+    return errors.TransientError(f"{kept}; try again") if busy else errors.RegistryError(kept)

@@ -197,11 +197,8 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
             f"the champion is version {current.version}, the evaluation compares with {seen}; "
             "evaluate against the present champion"
         )
-    low, overall, margin = (
-        comparison.primary.low,
-        evidence.evaluation.overall,
-        config.champion_margin,
-    )
+    low, overall = comparison.primary.low, evidence.evaluation.overall
+    margin = config.champion_margin
     passed, wanted = _within(low, -margin, overall), f"at or above -{margin:.4f}"
     if config.champion_rule == "better" and _maps(evidence.record, current):
         # A map leaves the ranking as it is; what it can make better is the error.

@@ -190,9 +190,8 @@ class Registry:
 
     def set_owner(self, name: str, use_case: str) -> None:
         """Note whose a model name is; the model is created, without a version, where it is new."""
-        is_known = self._model(name) is not None
         with explained(self.location):
-            if is_known:
+            if self._model(name):
                 self._client.set_registered_model_tag(name, OWNER_TAG, use_case)
             else:
                 self._client.create_registered_model(name, tags={OWNER_TAG: use_case})
@@ -233,9 +232,8 @@ class Registry:
         self, name: str, run: StartedRun, tags: Mapping[str, str], description: str
     ) -> RegisteredVersion:
         """Make a run's model folder a new version, tags included, in one transaction."""
-        is_known = self._model(name) is not None
         with explained(self.location):
-            if not is_known:
+            if not self._model(name):
                 self._client.create_registered_model(name)
             send(run.folder)
             source = self.location.address(run.folder / MODEL_FOLDER)

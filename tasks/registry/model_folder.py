@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import ImportedProgram, Signature, TensorSpec, tabular_signature
@@ -35,6 +35,7 @@ from tasks.contracts.training import (
 from tasks.kernel.errors import RegistryError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
 from tasks.kernel.settings import ArtifactStore, bring, drop, send
+from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     KEPT_TAG,
@@ -159,9 +160,7 @@ def _copied(folder: Path, sources: dict[str, Path]) -> dict[str, FileRecord]:
     return {name: _record(folder / name) for name in sources}
 
 
-def write_variants(
-    folder: Path, source_sha256: str, variants: tuple[ModelVariant, ...], store: ArtifactStore
-) -> str:
+def write_variants(folder: Path, listed: VariantList, store: ArtifactStore) -> str:
     """Copy the kept variants beside what is there, then name them in `variants.json`.
 
     A folder's name holds its digest, so a variant that was built anew lies beside the old one until
@@ -174,7 +173,6 @@ def write_variants(
         ArtifactError: a kept variant is gone from the store, or damaged.
         StorageError: the disk refused.
     """
-    listed = list_variants(source_sha256, variants)
     with refused_writes_explained(folder):
         for entry in listed.variants:
             if entry.folder is not None and entry.variant.files is not None:
@@ -410,24 +408,20 @@ class Preprocessing(Contract):
     category_code_rule: str = CATEGORY_CODE_RULE
 
 
-class ModelInterface(BaseModel):
+class ModelInterface(Frozen):
     """The part of `model.json` that using the model takes.
 
     A champion outlives the code that registered it, so what later code added or left out elsewhere
     in the manifest does not matter here.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
     columns: DatasetSchema | None
     family: str = "tabular"
     signature: Signature | None = None
 
 
-class ModelFiles(BaseModel):
+class ModelFiles(Frozen):
     """The part of `model.json` that says which files there are."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
 
@@ -547,7 +541,7 @@ def attach_variants(
         attached = version.tags.get(VARIANTS_TAG) == digest_of_value(listed)
         if attached and not record.damage:
             return ref
-        digest = write_variants(version.folder, ref.program_sha256, together, store)
+        digest = write_variants(version.folder, listed, store)
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)

@@ -245,19 +245,15 @@ def _with_slow(observed: Observed) -> Observed | None:
     Split requests are judged by their whole time. A copy arrives when its original has been queued
     already, so pairs are judged by the model's own time: column `slow_compute`.
     """
-    base = observed.requests(STABLE).dropna(subset=["latency_us", "compute_us"])
+    times = ["latency_us", "compute_us"]
+    base = observed.requests(STABLE).dropna(subset=times)
     base = base[~base["failed"]].head(NUM_BASE)
     if len(base) < NUM_BASE:
         return None
     rows = observed.rows[observed.rows["event_timestamp"] > base["event_timestamp"].iloc[-1]]
-    bounds = {
-        name: base[name].quantile(SLOW_QUANTILE) * SLOW_FACTOR
-        for name in ("latency_us", "compute_us")
-    }
-    marked = rows.assign(
-        slow=(rows["latency_us"] > bounds["latency_us"]) & ~rows["failed"],
-        slow_compute=(rows["compute_us"] > bounds["compute_us"]) & ~rows["failed"],
-    )
+    is_slow = rows[times] > base[times].quantile(SLOW_QUANTILE) * SLOW_FACTOR
+    whole, own = (is_slow[name] & ~rows["failed"] for name in times)
+    marked = rows.assign(slow=whole, slow_compute=own)
     return Observed(marked, observed.labels, observed.seen_until)
 
 
@@ -378,10 +374,7 @@ def _common_faults(observed: Observed) -> tuple[str, ...]:
             f"{failed:.1%} of the stable version's requests failed in the last "
             f"{FAULT_MINUTES} minutes; something that both versions depend on is broken"
         )
-    scores = rows["score"].dropna()
-    before, now = (
-        scores[scores.index.isin(part.index)] for part in (rows.head(10 * NUM_BASE), late)
-    )
+    before, now = (part["score"].dropna() for part in (rows.head(10 * NUM_BASE), late))
     before = before[~before.index.isin(now.index)]
     low, _, _ = distance_bounds(before.to_numpy(float), now.to_numpy(float), ALPHA.scores)
     if len(before) and len(now) and low > MAX_STABLE_SHIFT:

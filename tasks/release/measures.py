@@ -68,10 +68,10 @@ def log_ratio_evidence(strata: Sequence[Stratum], tolerated: float = 1.0) -> Any
         Shape of the counts; 0.0 without events.
     """
     base = np.zeros(np.shape(strata[0].total) if strata else ())
-    by_ratio = [base for _ in FACTORS]
-    for stratum in strata:
-        for number, factor in enumerate(FACTORS):
-            by_ratio[number] = by_ratio[number] + _log_wealth(stratum, tolerated, factor)
+    by_ratio = [
+        sum((_log_wealth(stratum, tolerated, factor) for stratum in strata), start=base)
+        for factor in FACTORS
+    ]
     found = np.logaddexp.reduce(np.stack(by_ratio), axis=0) - np.log(len(FACTORS))
     return float(found) if found.ndim == 0 else found
 

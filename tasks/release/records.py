@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from tasks.contracts.rollout import Action, ReleaseState, ReleaseSummary, Shares
+from tasks.kernel.values import Frozen
 from tasks.release.config import ALPHA, SPLIT_ALPHA, ReleaseConfig, StepConfig
 
 OPEN, RELEASED, ROLLED_BACK, SUPERSEDED = "open", "released", "rolled_back", "superseded"
@@ -15,10 +14,8 @@ BY_HAND = "by_hand"
 ByHand = Literal["promote", "hold", "resume", "roll_back"]
 
 
-class Wanted(BaseModel):
+class Wanted(Frozen):
     """What the servers and the gateway are to do for one model."""
-
-    model_config = ConfigDict(frozen=True)
 
     stable: str
     candidate: str | None = None
@@ -26,10 +23,8 @@ class Wanted(BaseModel):
     shares: Shares = Shares()
 
 
-class Decision(BaseModel):
+class Decision(Frozen):
     """What is to be done, and why."""
-
-    model_config = ConfigDict(frozen=True)
 
     action: Action
     rule: str

@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
 
 from tasks.contracts.rollout import Action, Evidence
 from tasks.kernel.errors import DataContractError, RegistryError
+from tasks.kernel.values import Frozen
 from tasks.release.comparison import compare
 from tasks.release.config import ReleaseConfig
 from tasks.release.evidence import RequestLog, no_labels, observe
@@ -29,10 +29,8 @@ LOAD_MINUTES = 10
 """After which a candidate that the server cannot load is rolled back."""
 
 
-class Cycle(BaseModel):
+class Cycle(Frozen):
     """What one evaluation cycle found and did."""
-
-    model_config = ConfigDict(frozen=True)
 
     release: Release
     """As it is afterwards."""

@@ -11,6 +11,7 @@ import runpy
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -113,7 +114,7 @@ def _seen_by_nvml(library: Any, environment: Mapping[str, str], sysfs: Path) -> 
     for index, (handle, model) in enumerate(zip(handles, models, strict=True)):
         uuid = str(library.nvmlDeviceGetUUID(handle))
         node = node_of_pci_device(str(library.nvmlDeviceGetPciInfo(handle).busId), sysfs)
-        found = list(_leasable(library, handle, uuid, model, node))
+        found = list(_leasable(library, handle, model, node))
         if not found:
             unusable.append(f"{uuid} is in MIG mode; make slices with `nvidia-smi mig -cgi`")
         for gpu in found:
@@ -131,9 +132,9 @@ def _visibility(
     value = environment.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return lambda index, uuid: index is not None
-    named = [part.strip() for part in value.split(",")]
-    if any(part.lower() in NO_DEVICE_NAMES for part in named):  # CUDA stops at the first such name
-        named = named[: [part.lower() in NO_DEVICE_NAMES for part in named].index(True)]
+    listed = (part.strip() for part in value.split(","))
+    # CUDA stops at the first name that is of no device.
+    named = list(takewhile(lambda part: part.lower() not in NO_DEVICE_NAMES, listed))
     counted = [part for part in named if part.isdecimal()]
     by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if counted and len(set(models)) > 1 and not by_place:
@@ -148,20 +149,15 @@ def _visibility(
     )
 
 
-def _leasable(
-    library: Any, handle: object, uuid: str, model: str, node: int | None
-) -> Iterator[Gpu]:
-    if not _is_cut(library, handle):
-        memory = int(library.nvmlDeviceGetMemoryInfo(handle).total)
-        yield Gpu(uuid=uuid, name=model, memory_bytes=memory, node=node)
-        return
-    for part in _slices(library, handle):
-        name = str(library.nvmlDeviceGetName(part))
+def _leasable(library: Any, handle: object, model: str, node: int | None) -> Iterator[Gpu]:
+    is_cut = _is_cut(library, handle)
+    for part in _slices(library, handle) if is_cut else (handle,):
+        _, _, profile = str(library.nvmlDeviceGetName(part)).rpartition("MIG ")
         yield Gpu(
             uuid=str(library.nvmlDeviceGetUUID(part)),
             name=model,
             memory_bytes=int(library.nvmlDeviceGetMemoryInfo(part).total),
-            mig_profile=name.rpartition("MIG ")[2],  # of "NVIDIA H200 MIG 1g.18gb"
+            mig_profile=profile if is_cut else None,  # of "NVIDIA H200 MIG 1g.18gb"
             node=node,
         )
 

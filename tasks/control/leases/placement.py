@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.control.config import URGENT, LeaseRequest
 from tasks.control.leases.devices import CoreSet, Gpu, HostDevices
-from tasks.kernel.values import Contract
+from tasks.kernel.values import Contract, Frozen
 
 AGEING_S = 600.0
 """Waiting that weighs as much as one level of priority."""
@@ -36,10 +36,8 @@ class Grant(Contract):
         return " and ".join([*cores, *self.gpus])
 
 
-class Claim(BaseModel):
+class Claim(Frozen):
     """Somebody who waits, or holds."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     lease_id: str = Field(description="What processes under the lease have in their environment.")
     holder: str = Field(description="For people: the flow run, or whoever it is for.")

@@ -45,7 +45,7 @@ from tasks.control.recovery.judge import (
 from tasks.control.routing.task import PAGE, num_online, paged, server_now
 from tasks.kernel.files import machine_id
 from tasks.kernel.process import ProcessName, boot_id, processes_by_variable, variable_of
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import KEPT
 from tasks.kernel.settings import Settings
 from tasks.kernel.values import Contract
 
@@ -77,7 +77,6 @@ STATES: dict[str, Callable[..., State[Any]]] = {
 class Sweep(Contract):
     """What a sweep saw and did."""
 
-    num_seen: int
     done: tuple[Repair, ...] = ()
     slots: tuple[SlotFact, ...] = ()
     task_runs: tuple[TaskRunFact, ...] = Field(
@@ -99,13 +98,7 @@ class Sweep(Contract):
         return [dict(zip(("run", "flow", "outcome", "why"), row, strict=True)) for row in rows]
 
 
-@task(
-    name="sweep-stale-runs",
-    **RETRIED,
-    cache_policy=NO_CACHE,
-    persist_result=True,
-    result_serializer="json",
-)
+@task(name="sweep-stale-runs", **KEPT, cache_policy=NO_CACHE)
 def sweep_stale_runs(config: RecoveryConfig) -> Sweep:
     """Look, judge and repair.
 
@@ -179,7 +172,7 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
     ended = _end_task_runs(client)
     rest = [fact for fact in facts if fact.id not in {each.run for each in done}]
     left = tuple(_left_to_a_person(client, config, rest))
-    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks, task_runs=ended, left=left)
+    return Sweep(done=tuple(done), slots=leaks, task_runs=ended, left=left)
 
 
 def _left_to_a_person(

@@ -38,7 +38,7 @@ from tasks.conversion.targets.interface import (
     first_line_of,
     loaded,
 )
-from tasks.conversion.targets.trees import has_tree_operator, put_operator, trees_of
+from tasks.conversion.targets.trees import has_tree_operator, put_operator, replace_all, trees_of
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import scratch_folder
 
@@ -92,9 +92,9 @@ class _Halving:
             self._nodes.append(node)
             if is_halved:
                 self._halve_outputs(node, outputs)
-        _replace(self._graph.node, self._nodes)
+        replace_all(self._graph.node, self._nodes)
         read = {name for node in self._nodes for name in node.input}
-        _replace(self._graph.initializer, [t for t in self._graph.initializer if t.name in read])
+        replace_all(self._graph.initializer, [t for t in self._graph.initializer if t.name in read])
 
     def _halve_outputs(self, node: onnx.NodeProto, outputs: set[str]) -> None:
         for attribute in node.attribute:
@@ -127,12 +127,6 @@ class _Halving:
         self._nodes.append(
             helper.make_node("Cast", [source], [target], name=f"cast_{target}", to=width)
         )
-
-
-def _replace(found: Any, wanted: list[Any]) -> None:
-    """Let a repeated field hold these."""
-    del found[:]
-    found.extend(wanted)
 
 
 def encoding_nodes(model: onnx.ModelProto) -> list[str]:
@@ -391,7 +385,7 @@ def quantize_onnx(model: onnx.ModelProto, sample: Batches, bits: int = 8) -> onn
     from onnxruntime.quantization import QuantType, quantize_static
 
     present = {node.op_type for node in model.graph.node}
-    check_quantisable(present, MATRIX_PRODUCTS, sample)
+    check_quantisable(present, MATRIX_PRODUCTS)
     # The exporter has folded constants already. Without this mark the quantiser would advise it,
     # on the root logger, and give that a handler.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})

@@ -170,7 +170,7 @@ def quantize(model: Any, sample: Batches, is_transformer: bool = False, bits: in
     """
     nncf = without_reporting("nncf")
     present = {operation.get_type_name() for operation in model.get_ops()}
-    check_quantisable(present, LAYERS, sample)
+    check_quantisable(present, LAYERS)
     fix = nncf.OverflowFix.ENABLE if bits == 7 else nncf.OverflowFix.DISABLE
     with _quiet_nncf():
         return nncf.quantize(

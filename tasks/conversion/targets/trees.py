@@ -94,16 +94,19 @@ def put_operator(model: onnx.ModelProto, module: str, groups: Groups) -> None:
     # In front of the first that reads it: all that it takes comes before that.
     first = next((k for k, node in enumerate(others) if score in node.input), len(others))
     nodes = [*others[:first], *operator, *others[first:]]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_all(graph.node, nodes)
     graph.initializer.append(
         helper.make_tensor(f"{score}__rows", onnx.TensorProto.INT64, [len(shape)], shape)
     )
     used = {name for node in nodes for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    replace_all(graph.initializer, [t for t in graph.initializer if t.name in used])
     model.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
+
+
+def replace_all(found: Any, wanted: list[Any]) -> None:
+    """Let a repeated field hold these."""
+    del found[:]
+    found.extend(wanted)
 
 
 def _scopes(node: onnx.NodeProto) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -164,14 +165,7 @@ class CheckpointStore:
         files = self._files()
         for name in sorted({name.partition("/")[0] for name in files} - _complete(files)):
             LOGGER.warning("%s in %s is no complete checkpoint: passed over", name, self)
-        for ref in _refs(files):
-            try:
-                self._verify(ref)
-            except ArtifactError as exc:
-                LOGGER.warning("%s", exc)
-            else:
-                return ref
-        return None
+        return next(self._whole(files), None)
 
     def load(self, ref: CheckpointRef) -> State:
         """The state that was saved, on the CPU; nothing that was read is run.
@@ -210,10 +204,7 @@ class CheckpointStore:
             StorageError, TransientError: as `save`.
         """
         files = self._files()
-        kept: set[str] = set()
-        for ref in _refs(files):
-            if len(kept) < num_kept and self._is_complete(ref):
-                kept.add(ref.name)
+        kept = {ref.name for ref in islice(self._whole(files), num_kept)}
         # Where none is complete, all that is left is evidence.
         self._remove(files, _folders(files) - (kept or _complete(files)))
 
@@ -236,12 +227,15 @@ class CheckpointStore:
             longest_first = sorted(names, key=len, reverse=True)
             self._location.remove(sorted(longest_first, key=f"{folder}/{MANIFEST_NAME}".__ne__))
 
-    def _is_complete(self, ref: CheckpointRef) -> bool:
-        try:
-            self._verify(ref)
-        except ArtifactError:
-            return False
-        return True
+    def _whole(self, files: Set[str]) -> Iterator[CheckpointRef]:
+        """Verified checkpoints, the newest first; a damaged one is logged."""
+        for ref in _refs(files):
+            try:
+                self._verify(ref)
+            except ArtifactError as exc:
+                LOGGER.warning("%s", exc)
+            else:
+                yield ref
 
     def _verify(self, ref: CheckpointRef) -> None:
         """Read the files; once in a process, and never those that it wrote itself."""

@@ -77,9 +77,8 @@ class NumberEncoding(nn.Module):
         filled = torch.where(missing, self.low, numeric)
         bounded = torch.minimum(torch.maximum(filled, self.low), self.high)
         bins = bounded.index_select(1, self.column)
-        if (
-            self.training
-        ):  # in place: the same bytes, 15 ms of CPU less for 2,048 rows of 72 numbers
+        if self.training:
+            # In place: the same bytes, 15 ms of CPU less for 2,048 rows of 72 numbers.
             return bins.sub_(self.left).mul_(self.scale).clamp_(0.0, 1.0)
         return ((bins - self.left) * self.scale).clamp(0.0, 1.0)  # as programs are exported
 

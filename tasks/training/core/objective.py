@@ -47,12 +47,8 @@ def score_histograms(
         num_bins: equally wide ones.
     """
     bins = np.minimum((scores.astype(np.float64) * num_bins).astype(int), num_bins - 1)
-    return np.stack(
-        [
-            np.bincount(bins[labels == label], minlength=num_bins).astype(np.float64)
-            for label in (0, 1)
-        ]
-    )
+    counts = [np.bincount(bins[labels == label], minlength=num_bins) for label in (0, 1)]
+    return np.array(counts, dtype=np.float64)
 
 
 def histogram_auc(histograms: NDArray[np.float64]) -> float:

@@ -22,16 +22,8 @@ from tasks.kernel.errors import TrainingError
 from tasks.kernel.files import write_atomically
 from tasks.training.checkpoints.store import agreed_newest, serialized
 from tasks.training.checkpoints.writer import CheckpointWriter
+from tasks.training.core import objective
 from tasks.training.core.network import TabularNetwork, export_program
-from tasks.training.core.objective import (
-    MIN_STEPS_PER_EPOCH,
-    Objective,
-    adamw,
-    averaged,
-    labels_of,
-    objective_of,
-    one_cycle_rate,
-)
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob
 from tasks.training.core.warm_start import Fitted, warm_start
 from tasks.training.data.opening import Sources, open_sources
@@ -67,7 +59,7 @@ class TrainingSession:
         self._ranks: Communicator
         self._clock: StepClock
         self._sources: Sources
-        self._objective: Objective
+        self._objective: objective.Objective
         self._strategy: Strategy
         self._is_new = True
         self._history: list[EpochMetrics] = []
@@ -103,7 +95,7 @@ class TrainingSession:
         self._sources = open_sources(self._job, exchange, self._run, self._clock.advance)
         self._clock.begin("building the network")
         torch.manual_seed(self._config.seed)
-        self._objective = objective_of(self._sources.preprocessing)
+        self._objective = objective.objective_of(self._sources.preprocessing)
         network = self._network()
         if is_own:
             self._objective.row_losses = own_losses(network, self._objective)
@@ -112,7 +104,7 @@ class TrainingSession:
             exchange,
             network,
             self._objective.training_losses(self._job.distillation),
-            partial(adamw, config=self._config),
+            partial(objective.adamw, config=self._config),
             torch.device(self._config.device),
         )
         self._strategy.phase = lambda _: self._clock.phase("exchange")
@@ -240,7 +232,7 @@ class TrainingSession:
         self._clock.begin("validating")
         with self._clock.phase("validate"):
             newest, decay = self._strategy.state()["network"], self._config.average_decay
-            self._averaged = averaged(self._averaged, newest, epoch + 1, decay)
+            self._averaged = objective.averaged(self._averaged, newest, epoch + 1, decay)
             with self._strategy.judged_with(self._averaged):
                 validation_loss, quality = self._validate()
         plan = self._sources.plan
@@ -295,7 +287,7 @@ class TrainingSession:
 
     def _rate(self, step: int) -> float:
         num_steps = self._config.max_epochs * self._sources.plan.num_steps
-        return one_cycle_rate(step, num_steps, self._config.learning_rate)
+        return objective.one_cycle_rate(step, num_steps, self._config.learning_rate)
 
     def _add_own_loss(self) -> None:
         """Bring the loss of the steps since the last time together. Collective."""
@@ -310,7 +302,7 @@ class TrainingSession:
         totals = np.zeros(self._objective.num_totals + 2)
         for block in self._blocks_in_step():
             outputs = self._strategy.evaluate(block.inputs)
-            labels = labels_of(block.labels)
+            labels = objective.labels_of(block.labels)
             losses = self._objective.row_losses(outputs, labels)
             totals[:-2] += self._objective.totals(outputs, labels)
             totals[-2:] += (losses.double().sum().item(), block.num_rows)
@@ -398,7 +390,7 @@ class TrainingSession:
                 "fewer than %d steps an epoch",
                 rows,
                 self._config.global_batch_size,
-                MIN_STEPS_PER_EPOCH,
+                objective.MIN_STEPS_PER_EPOCH,
             )
 
     def _write_result(self) -> None:

@@ -142,11 +142,8 @@ class Column:
     def counts(self, kept: Int64Array) -> Counter[str]:
         """Rows of each category among the rows `kept`; an empty string is missing, hence none."""
         of_place = np.bincount(self.places[kept], minlength=len(self.names))
-        counted: Counter[str] = Counter()
-        for name, count in zip(self.names, of_place.tolist(), strict=True):
-            if name and count:
-                counted[name] += count
-        return counted
+        counted = zip(self.names, of_place.tolist(), strict=True)
+        return Counter({name: count for name, count in counted if name and count})
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ def _pass_on(rank: subprocess.Popen[bytes], waiting: bytes, silence_limit_s: flo
     if rank.poll() is None:
         _end(rank)
         return EXIT_CUT_OFF
-    return _code(rank.returncode)
+    code = rank.returncode
+    return code if code >= 0 else 128 - code
 
 
 def _written(output: int, waiting: bytes) -> bytes:
@@ -107,10 +108,6 @@ def _end(rank: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         rank.terminate()
         rank.wait()
-
-
-def _code(code: int) -> int:
-    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

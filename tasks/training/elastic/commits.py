@@ -14,6 +14,7 @@ import io
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -128,6 +129,7 @@ class Commits:
             self._state, self.number = commit["state"], commit["number"]
 
 
+@dataclass
 class CheckedSteps:
     """The commit point of one group: mostly counts, and now and then agrees with the other ranks.
 
@@ -135,18 +137,15 @@ class CheckedSteps:
     next check is computed from what all of them know: the mean time of a step.
     """
 
-    def __init__(
-        self, link: RankLink, ranks: Communicator, session: ElasticSession, commits: Commits
-    ) -> None:
-        self._link = link
-        self._ranks = ranks
-        self._session = session
-        self._commits = commits
-        self._num_steps = 0
-        self._steps_to_check = 1
-        self._checked_at = time.monotonic()
-        self._uncommitted_s = 0.0
-        self._commit_cost_s = 0.0
+    link: RankLink
+    ranks: Communicator
+    session: ElasticSession
+    commits: Commits
+    _num_steps: int = 0
+    _steps_to_check: int = 1
+    _checked_at: float = field(default_factory=time.monotonic)
+    _uncommitted_s: float = 0.0
+    _commit_cost_s: float = 0.0
 
     def __call__(self) -> None:
         """See `CommitPoint`."""
@@ -157,19 +156,19 @@ class CheckedSteps:
     def _check(self) -> None:
         now = time.monotonic()
         own = (
-            self._link.regroup_asked,
-            self._link.leave_asked,
+            self.link.regroup_asked,
+            self.link.leave_asked,
             now - self._checked_at,
             self._commit_cost_s,
         )
-        summed = self._ranks.sum(np.array(own, dtype=np.float64))
+        summed = self.ranks.sum(np.array(own, dtype=np.float64))
         regroup, leave = bool(summed[0]), bool(summed[1])
-        elapsed_s, cost_s = (float(total) / self._ranks.size for total in summed[2:])
+        elapsed_s, cost_s = (float(total) / self.ranks.size for total in summed[2:])
         self._uncommitted_s += elapsed_s
         interval_s = max(COMMIT_INTERVAL_S, cost_s / COMMIT_SHARE)
         if regroup or leave or self._uncommitted_s >= interval_s:
             self._commit()
-        self._link.send(Pulse(commit=self._commits.number))
+        self.link.send(Pulse(commit=self.commits.number))
         if leave:
             self._write_checkpoint()
         if regroup or leave:
@@ -182,12 +181,12 @@ class CheckedSteps:
 
     def _commit(self) -> None:
         started = time.monotonic()
-        self._commits.keep(self._session.snapshot())
+        self.commits.keep(self.session.snapshot())
         self._commit_cost_s = time.monotonic() - started
         self._uncommitted_s = 0.0
 
     def _write_checkpoint(self) -> None:
         """All ranks stay until it is whole: the one that leaves may be the one that writes."""
-        LOGGER.info("a rank is to leave: writing a checkpoint of commit %d", self._commits.number)
-        self._session.checkpoint(self._commits.state())
-        self._ranks.minimum(1)
+        LOGGER.info("a rank is to leave: writing a checkpoint of commit %d", self.commits.number)
+        self.session.checkpoint(self.commits.state())
+        self.ranks.minimum(1)

@@ -293,10 +293,8 @@ class ElasticDriver:
                 f"{self._num_resets} ranks were lost, more than the limit of {RESET_LIMIT}; the "
                 f"last one: {text}. A new attempt resumes from the newest checkpoint"
             )
-        losses, is_first = (
-            self._history.losses[-FIRST_FAILURES_LIMIT:],
-            not self._history.num_groups,
-        )
+        losses, is_first = self._history.losses, not self._history.num_groups
+        losses = losses[-FIRST_FAILURES_LIMIT:]
         if is_first and not len(self._fleet) and len(losses) == FIRST_FAILURES_LIMIT:
             raise TransientError(f"no rank could be started: {'; '.join(losses)}")
 

@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import psutil
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -140,7 +140,7 @@ def from_rank(line: bytes) -> FromRank | None:
     return message
 
 
-DESCRIPTORS = Path("/proc/self/fd")
+Ends = tuple[object, object]
 
 
 class GroupSockets:
@@ -153,7 +153,7 @@ class GroupSockets:
         self._lock = threading.Lock()
         self._group = 0
         self._broken_group = 0
-        self._inodes: frozenset[str] = frozenset()
+        self._ends: frozenset[Ends] = frozenset()
 
     @contextmanager
     def joining(self, group: int) -> Iterator[None]:
@@ -165,14 +165,14 @@ class GroupSockets:
         yield
         with self._lock:
             self._group = group
-            self._inodes = frozenset(tcp_sockets()) - before
+            self._ends = frozenset(tcp_sockets()) - before
             if group == self._broken_group:
                 self._shut_down()
 
     def left(self) -> None:
         """Forget the group: its connections are closed."""
         with self._lock:
-            self._inodes = frozenset()
+            self._ends = frozenset()
 
     def break_up(self, group: int) -> None:
         """Shut a group's connections down; whoever waits on one, here or there, gets an error.
@@ -188,24 +188,15 @@ class GroupSockets:
 
     def _shut_down(self) -> None:
         found = tcp_sockets()
-        for inode in self._inodes & found.keys():
-            with suppress(OSError), socket.socket(fileno=os.dup(found[inode])) as connection:
+        for ends in self._ends & found.keys():
+            with suppress(OSError), socket.socket(fileno=os.dup(found[ends])) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def tcp_sockets() -> dict[str, int]:
-    """Descriptors of this process's connected TCP sockets, by the kernel's name of the socket."""
-    found = {}
-    for descriptor in [int(name) for name in os.listdir(DESCRIPTORS)]:
-        with suppress(OSError):  # closed meanwhile
-            name = os.readlink(DESCRIPTORS / str(descriptor))
-            if name.startswith("socket:"):
-                with socket.socket(fileno=os.dup(descriptor)) as candidate:
-                    is_tcp = candidate.type == socket.SOCK_STREAM
-                    if is_tcp and candidate.family in (socket.AF_INET, socket.AF_INET6):
-                        candidate.getpeername()
-                        found[name] = descriptor
-    return found
+def tcp_sockets() -> dict[Ends, int]:
+    """Descriptors of this process's connected TCP sockets, by their two addresses."""
+    found = psutil.Process().net_connections("tcp")
+    return {(each.laddr, each.raddr): each.fd for each in found if each.raddr}
 
 
 # Exit codes of a rank that ends on purpose.

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
@@ -69,77 +70,71 @@ def run_elastic(
     os._exit(code)  # at once: Horovod's own end may wait for ranks that are gone
 
 
+@dataclass
 class ElasticRank:
     """Takes part in one group of ranks after the other until training has ended."""
 
-    def __init__(
-        self,
-        link: RankLink,
-        session: ElasticSession,
-        join_ranks: Callable[[], Communicator],
-        sockets: GroupSockets,
-    ) -> None:
-        self._link = link
-        self._session = session
-        self._join_ranks = join_ranks
-        self._sockets = sockets
-        self._commits = Commits()
-        self._ranks: Communicator | None = None
+    link: RankLink
+    session: ElasticSession
+    join_ranks: Callable[[], Communicator]
+    sockets: GroupSockets
+    _commits: Commits = field(default_factory=Commits)
+    _ranks: Communicator | None = None
 
     def run(self) -> None:
         """Train with whoever the driver names; returns when the driver says that all is done."""
-        self._link.send(Ready(commit=self._commits.number))
+        self.link.send(Ready(commit=self._commits.number))
         while True:
-            match self._link.next_order():
+            match self.link.next_order():
                 case Start() as start:
                     self._take_part(start)
                 case End():
                     self._leave_group()
                     return
                 case Left():
-                    self._link.leave_now()
+                    self.link.leave_now()
 
     def _take_part(self, start: Start) -> None:
         failed = ""
         try:
             self._join(start)
             self._train()
-            self._link.send(Finished())
+            self.link.send(Finished())
             return
         except Regroup:
             LOGGER.debug("group %d ends as planned", start.group)
         except HorovodInternalError as exc:
             failed = f"{type(exc).__name__}: {exc}"
             LOGGER.debug("group %d is broken: %s", start.group, exc)
-            self._sockets.break_up(start.group)  # so that the others notice as well
+            self.sockets.break_up(start.group)  # so that the others notice as well
         self._leave_group()
-        if not self._link.leave_asked:
-            self._link.send(Ready(commit=self._commits.number, failed=failed))
+        if not self.link.leave_asked:
+            self.link.send(Ready(commit=self._commits.number, failed=failed))
 
     def _join(self, start: Start) -> None:
         self._leave_group()
         os.environ.update(slot_variables(start, start.address, start.port))
         try:
-            with self._sockets.joining(start.group):
-                self._ranks = self._join_ranks()
+            with self.sockets.joining(start.group):
+                self._ranks = self.join_ranks()
         except ValueError as exc:  # how Horovod says that a rank was lost while they met
             hvd.shutdown()  # or the next start would fail as well
             raise HorovodInternalError(str(exc)) from exc
-        self._session.rejoin(self._ranks)
+        self.session.rejoin(self._ranks)
         if start.fresh:
-            self._commits.keep(self._session.snapshot())
+            self._commits.keep(self.session.snapshot())
         if start.sync:
             self._commits.receive(self._ranks)
-        self._session.restore(self._commits.state())
+        self.session.restore(self._commits.state())
 
     def _train(self) -> None:
         assert self._ranks is not None
-        checks = CheckedSteps(self._link, self._ranks, self._session, self._commits)
-        self._session.run(checks)
+        checks = CheckedSteps(self.link, self._ranks, self.session, self._commits)
+        self.session.run(checks)
 
     def _leave_group(self) -> None:
         if self._ranks is not None:
             with suppress(HorovodInternalError):
                 self._ranks.shut_down()
-            self._sockets.left()
+            self.sockets.left()
             self._ranks = None

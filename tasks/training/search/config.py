@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     PositiveInt,
@@ -199,13 +198,11 @@ def configured(base: TrainingConfig, point: Point) -> TrainingConfig:
     Raises:
         TrainingError: there is no such field, or the values do not go together.
     """
-    fields: dict[str, Any] = dict(base)
+    fields = base.model_dump()
     for name, value in point.items():
         *folders, last = name.split(".")
         inside: Any = fields
         for folder in folders:
-            if isinstance(inside, dict) and isinstance(inside.get(folder), BaseModel):
-                inside[folder] = dict(inside[folder])
             inside = inside.get(folder) if isinstance(inside, dict) else None
         if not isinstance(inside, dict) or last not in inside:
             raise TrainingError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -113,12 +113,11 @@ class StudyStorage:
                 "found. Nothing was started"
             )
 
-        with locked(self.folder / f"{study}.lock", wait_s=0, held=is_driven):
-            if self.kind == "sqlite":
-                yield
-                return
-            with advisory_lock(self.url, study, wait_s=0, held=is_driven):
-                yield
+        with ExitStack() as held:
+            held.enter_context(locked(self.folder / f"{study}.lock", wait_s=0, held=is_driven))
+            if self.kind == "postgresql":
+                held.enter_context(advisory_lock(self.url, study, wait_s=0, held=is_driven))
+            yield
 
 
 @contextmanager

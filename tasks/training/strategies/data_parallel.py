@@ -80,6 +80,8 @@ class Strategy:
         self._scale = LossScale.of(config.precision)
         ranks.broadcast_(itertools.chain(network.parameters(), network.buffers()))
         self.network.to(device)
+        self._trained = cast(nn.Module, torch.compile(network) if config.compile else network)
+        """The network as it is trained; `_prepare` may wrap it."""
         self._prepare()
         self._optimizer = NamedOptimizer(build_optimizer, self.network.named_parameters())
 
@@ -91,10 +93,6 @@ class Strategy:
     def _held_state(self) -> Mapping[str, Tensor]:
         """What this rank holds of the network's state."""
         return cast(Mapping[str, Tensor], self.network.state_dict())
-
-    def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Outputs of the network as it is trained."""
-        return self._evaluated(inputs)
 
     def _evaluated(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Outputs of the network as it is evaluated: not compiled, since rows vary in number."""
@@ -184,7 +182,7 @@ class Strategy:
 
     def _losses(self, batch: Batch) -> Tensor:
         with autocast(self.config.precision, self.device):
-            outputs = self._forward(batch.inputs)
+            outputs = self._trained(*batch.inputs)
         return self._row_losses(outputs.float(), batch.labels)
 
     def _step(self, norm: float, learning_rate: float) -> None:
@@ -292,11 +290,6 @@ class HorovodStrategy(Strategy):
     def _prepare(self) -> None:
         self.gradients = FlatGradients(self.network.named_parameters())
         self._sum = gradient_sum(self.config, self.ranks)
-        self._trained = torch.compile(self.network) if self.config.compile else self.network
-
-    def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        outputs: Tensor = self._trained(*inputs)
-        return outputs
 
     def _sum_gradients(self) -> None:
         self.wire_bytes += self._sum.sum_(self.gradients)
@@ -323,18 +316,14 @@ class DdpStrategy(Strategy):
     _empty_batches_count: ClassVar[bool] = True
 
     def _prepare(self) -> None:
-        self._wrapped = DistributedDataParallel(
-            torch.compile(self.network) if self.config.compile else self.network,
+        self._trained = self._wrapped = DistributedDataParallel(
+            self._trained,
             forward_sync_buffers=False,
             init_sync=False,  # `Strategy` has given all ranks rank 0's parameters
             gradient_as_bucket_view=True,
         )
         trained = [p for p in self.network.parameters() if p.requires_grad]
         self._num_bytes = sum(p.numel() * p.element_size() for p in trained)
-
-    def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        outputs: Tensor = self._wrapped(*inputs)
-        return outputs
 
     def _exchanging(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self._wrapped.no_sync()

@@ -7,8 +7,8 @@ Distributed Deep Net Training: Computation and Communication Decoupled SGD" (201
 from collections.abc import Callable
 from typing import NoReturn
 
-import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, State
@@ -33,10 +33,8 @@ class LocalSgd(HorovodStrategy):
         super()._prepare()
         # Parameters become views of one tensor, so that one collective averages them.
         parameters = [p for p in self.network.parameters() if p.requires_grad]
-        self._weights = torch.cat([p.detach().reshape(-1) for p in parameters])
-        parts = torch.split(self._weights, [p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.data = part.view_as(parameter)
+        self._weights = parameters_to_vector(parameters).detach()
+        vector_to_parameters(self._weights, parameters)
         self._num_steps_alone = 0
         self._weights_differ = self._moments_differ = False
 

@@ -44,15 +44,12 @@ class FsdpStrategy(Strategy):
             # Gradients are sums over ranks, and Gloo knows no other reduction.
             self._root.set_gradient_divide_factor(1.0)
             self._root.set_force_sum_reduction_for_comms(True)
+        self._trained = cast(nn.Module, self._root)
         self._parts = {n: cast(DTensor, p) for n, p in self.network.named_parameters()}
         self._num_bytes = sum(p.numel() * p.element_size() for p in self._parts.values())
 
-    def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        outputs: Tensor = cast(nn.Module, self._root)(*inputs)
-        return outputs
-
     def _evaluated(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        outputs = self._forward(inputs)
+        outputs: Tensor = self._trained(*inputs)
         self._root.reshard()
         return outputs
 

@@ -202,13 +202,13 @@ def energy_use(
     return EnergyUse(joules=known, known_by=known_by, estimated=processor_j is None)
 
 
-def run_cost(prices: PriceList, joules: float | None, cpu_s: float, gpu_s: float) -> RunCost:
+def run_cost(prices: PriceList, joules: float, cpu_s: float, gpu_s: float) -> RunCost:
     """Money for energy, and for busy cores and GPUs."""
-    node_part, energy_part = prices.money(cpu_s, gpu_s, joules or 0.0)
+    node_part, energy_part = prices.money(cpu_s, gpu_s, joules)
     return RunCost(
         amount=node_part + energy_part,
         currency=prices.currency,
-        energy_part=None if joules is None else energy_part,
+        energy_part=energy_part,
         node_part=node_part,
     )
 

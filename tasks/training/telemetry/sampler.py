@@ -34,8 +34,7 @@ class Spent(Contract):
     seconds: NonNegativeFloat = 0.0
     cpu_s: NonNegativeFloat = 0.0
     """Of the ranks."""
-    joules: NonNegativeFloat | None = 0.0
-    """None where they are not known of one of them."""
+    joules: NonNegativeFloat = 0.0
 
 
 class TelemetrySampler:
@@ -122,11 +121,8 @@ class TelemetrySampler:
             RankTelemetry(**clock.model_dump(include=set(RankTelemetry.model_fields)))
             for _, clock in sorted(self._ranks.items())
         )
-        energy, spent = self._energy(), self._spent()
-        if spent.joules is None and energy.joules is not None:
-            known_by = f"{energy.known_by}; not known for every attempt"
-            energy = energy.model_copy(update={"known_by": known_by, "estimated": False})
-        energy = energy.model_copy(update={"joules": spent.joules})
+        spent = self._spent()
+        energy = self._energy().model_copy(update={"joules": spent.joules})
         devices = self._devices.summaries() if self._devices else ()
         return TrainingTelemetry(
             seconds=spent.seconds,
@@ -170,13 +166,12 @@ class TelemetrySampler:
 
     def _spent(self) -> Spent:
         """Of all attempts."""
-        earlier, joules = self._earlier, self._energy().joules
-        known = joules is not None and earlier.joules is not None
+        earlier = self._earlier
         return Spent(
             num_attempts=earlier.num_attempts + 1,
             seconds=earlier.seconds + self._elapsed_s,
             cpu_s=earlier.cpu_s + self._cpu_s(),
-            joules=(earlier.joules or 0.0) + (joules or 0.0) if known else None,
+            joules=earlier.joules + (self._energy().joules or 0.0),
         )
 
 

@@ -244,13 +244,6 @@ class StepClock:
             disk_written_bytes=written,
         )
 
-    def _enter(self, index: int) -> None:
-        self._outer.append(self._current)
-        self._switch(index)
-
-    def _leave(self) -> None:
-        self._switch(self._outer.pop())
-
     def _switch(self, index: int) -> None:
         """Give the time since the last switch to the current phase, and begin another."""
         now_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
@@ -283,10 +276,11 @@ class _Phase:
         self._index = index
 
     def __enter__(self) -> None:
-        self._clock._enter(self._index)
+        self._clock._outer.append(self._clock._current)
+        self._clock._switch(self._index)
 
     def __exit__(self, *_: object) -> None:
-        self._clock._leave()
+        self._clock._switch(self._clock._outer.pop())
 
 
 def quantile(ordered: Sequence[int], share: float) -> float | None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import obstore
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from obstore.store import LocalStore
 
 from tasks.contracts.base import Artifact, Contract
 from tasks.kernel.errors import ConfigurationError, TransientError
@@ -147,7 +147,7 @@ def test_a_prune_removes_what_it_has_shown_and_nothing_that_is_needed(
         assert [path.name for path in found.logs] == ["a.log.1"]
 
         with patch.context() as cut, suppress(KeyboardInterrupt):
-            for place, function in ((Path, "rename"), (Path, "unlink"), (obstore, "delete")):
+            for place, function in ((Path, "rename"), (Path, "unlink"), (LocalStore, "delete")):
                 cut.setattr(place, function, falling(getattr(place, function), left))
             prune(state.settings, found, state.target)
         assert before - state.files() <= expected

@@ -50,7 +50,7 @@ def filed(tmp_path: Path) -> Filed:
     folder, report = tmp_path / "model", builders.evaluation(store, trained)
     manifest = write_model(folder, trained, report, dataset.snapshot, "m", "abc1234", store)
     made = builders.variants(store, trained.program.sha256)
-    listed = write_variants(folder, trained.program.sha256, made, store)
+    listed = write_variants(folder, list_variants(trained.program.sha256, made), store)
     tags = {
         PROGRAM_TAG: trained.program.sha256,
         SNAPSHOT_TAG: trained.snapshot_sha256,
@@ -145,7 +145,7 @@ def test_variants_built_anew_replace_the_old_ones_list_last(filed: Filed) -> Non
     newer = builders.variants(filed.store, sha, "a better graph")
     listed = list_variants(sha, newer)
 
-    digest = write_variants(filed.folder, sha, newer, filed.store)
+    digest = write_variants(filed.folder, listed, filed.store)
 
     assert old.exists()  # readers of the old list are served until the tag has moved
     assert digest == digest_of_value(listed)
@@ -167,6 +167,6 @@ def test_a_full_disk_leaves_the_old_list_of_variants_in_place(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", refuse)
         with pytest.raises(StorageError, match="free space"):
-            write_variants(filed.folder, sha, newer, filed.store)
+            write_variants(filed.folder, list_variants(sha, newer), filed.store)
 
     assert read_version(filed.version).damage == ()

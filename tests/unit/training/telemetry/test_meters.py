@@ -71,8 +71,6 @@ def test_cost_is_that_of_energy_cores_and_devices() -> None:
     cost = meters.run_cost(prices, 7.2e6, 500.0, 50.0)
     assert (cost.energy_part, cost.node_part) == (pytest.approx(0.5), pytest.approx(1.0))
     assert (cost.amount, cost.currency) == (pytest.approx(1.5), "OMR")
-    unknown = meters.run_cost(prices, None, 1000.0, 0.0)
-    assert (unknown.amount, unknown.energy_part) == (pytest.approx(1.0), None)
 
 
 def test_devices_are_summed_up_in_our_units() -> None:
