@@ -159,18 +159,6 @@ class Proposal(Contract):
     sentence: str
 
 
-class DetectorResult(Contract):
-    """How one detector of drift did: delay at equal false alarms."""
-
-    name: str
-    library: str = Field(description="Whose it is, with its version; `falaj` for ours.")
-    false_alarms_per_year: NonNegativeFloat
-    delays_days: tuple[float | None, ...] = Field(
-        description="Of each injected change; None where it was never noticed."
-    )
-    kept: bool = Field(description="It is a part of the product.")
-
-
 class ReplayResult(Contract):
     """A whole replay; the page shows it and `replay.json` holds it."""
 
@@ -186,7 +174,6 @@ class ReplayResult(Contract):
     false_alarms: FalseAlarms
     faults: tuple[FaultResult, ...] = ()
     permuted: PermutedYears | None = None
-    detectors: tuple[DetectorResult, ...] = ()
     proposal: Proposal | None = None
     recommended: PolicyName
     sentence: str = Field(description="Which policy this use case should run, and why.")

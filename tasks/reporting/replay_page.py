@@ -227,17 +227,6 @@ def pictures(result: ReplayResult) -> dict[str, Markup]:
             "Delay until a fault was noticed and named",
             [(f.fault, _delays(f)) for f in result.faults],
         )
-    if result.detectors:
-        drawn["detectors"] = delay_chart(
-            "Delay of each detector",
-            [
-                (
-                    f"{d.name} ({d.library})",
-                    [(24 * x, "o", f"{significant(x)} days") for x in d.delays_days if is_shown(x)],
-                )
-                for d in result.detectors
-            ],
-        )
     return drawn
 
 

@@ -25,7 +25,7 @@ def metric(value: float, half: float = 0.004) -> Metric:
 
 
 def replay(seed: int = 7, controller: float = GAINS["controller"], **changes: Any) -> ReplayResult:
-    """A year of six policies with faults, permuted years and detectors; `controller`: its gain."""
+    """A year of six policies with faults and permuted years; `controller`: its gain."""
     rng = np.random.default_rng(seed)
     gains = GAINS | {"controller": controller}
     weather = 0.72 + 0.015 * rng.standard_normal(44)
@@ -58,12 +58,6 @@ def replay(seed: int = 7, controller: float = GAINS["controller"], **changes: An
         "permuted": {
             "num_years": 12, "retrainings": 0, "recalibrations": 2, "drift_alarm_retrainings": 31,
         },
-        "detectors": [
-            {"name": "domain classifier", "library": "falaj", "false_alarms_per_year": 0.9,
-             "delays_days": [1, 2.5, 6], "kept": True},
-            {"name": "ADWIN", "library": "river 0.22", "false_alarms_per_year": 1.0,
-             "delays_days": [3, 11, None], "kept": False},
-        ],
         "recommended": "controller",
         "sentence": "Run the controller: as good as monthly retraining, with a third of its work.",
         "scores": Artifact(uri="artifact:replays/3/scores.parquet", sha256="b" * 64, num_bytes=1),

@@ -43,7 +43,6 @@ def results(draw: st.DrawFn) -> ReplayResult:
         "recommended": draw(st.sampled_from(NAMES)),
         "faults": tuple(draw(st.lists(faults, max_size=3))),
         "permuted": draw(st.sampled_from([None, result.permuted])),
-        "detectors": draw(st.sampled_from([(), result.detectors])),
     })  # fmt: skip
 
 
@@ -78,11 +77,11 @@ def test_a_controller_that_does_not_win_is_said_as_loud(gain: float, tone: str, 
 
 
 def test_what_was_not_replayed_is_said_in_words() -> None:
-    result = replay(faults=(), permuted=None, detectors=())
+    result = replay(faults=(), permuted=None)
     alone = tuple(p for p in result.policies if p.policy == "controller")
     words = Page(render_replay(result.model_copy(update={"policies": alone}))).words
     for said in ("monthly was not replayed", "No fault was injected", "No permuted year",
-                 "Detectors were not compared", "The controller was not compared"):  # fmt: skip
+                 "The controller was not compared"):  # fmt: skip
         assert said in words
 
 
@@ -96,6 +95,6 @@ def test_the_bound_of_false_retrainings_is_the_exact_one(seen: int) -> None:
 
 def test_pictures_are_addresses_for_the_prefect_interface() -> None:
     drawn = pictures(replay())
-    assert set(drawn) == {"quality", "gain", "cost", "faults", "detectors"}
+    assert set(drawn) == {"quality", "gain", "cost", "faults"}
     assert all(parsed(drawing) is not None for drawing in drawn.values())
     assert all(as_data_url(d).startswith("data:image/svg+xml;base64,") for d in drawn.values())
