@@ -470,6 +470,8 @@ def result_id_of(model: str, use_case: str, evidence: Evidence) -> str:
         del content["can_be_mapped"]
     if not evidence.days:
         del content["days"]
+    if evidence.train_days is None:
+        del content["train_days"], content["train_growth"]
     return content_key("verdict", model, use_case, content)
 
 
