@@ -35,7 +35,8 @@ DAY = timedelta(days=1)
 def figures(bench: Bench) -> Measured:
     """Time and memory, the controller beside the schedules, and what became of the faults."""
     home, log, name = bench.folder / "home", bench.folder / "log.txt", bench.config.name
-    shutil.copytree(bench.settings.home, home, symlinks=True)
+    kept = shutil.ignore_patterns("replay*", "faults")  # by an earlier replay of that state
+    shutil.copytree(bench.settings.home, home, symlinks=True, ignore=kept)
     words = ["-m", "falaj", "--home", str(home), "replay"]
     environment = own_environment()
     if bench.small:
