@@ -5,8 +5,6 @@ no reader is led to. The checks are those of the daily system, each at a virtual
 would run. What the undisturbed history shows at the same moment is no sighting.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Replay: what each policy would have gained and cost on the history that a use case holds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -4,8 +4,6 @@ Each is kept by its content, so policies that train on the same days share a tra
 charged for it as if it had trained alone.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from flows.config import PipelineConfig

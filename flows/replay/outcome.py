@@ -1,7 +1,5 @@
 """What a replay shows: quality of what each policy served, regret, cost, and a recommendation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Histories with their days in a random order: nothing drifts, so a retraining is a false one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

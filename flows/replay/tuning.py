@@ -1,7 +1,5 @@
 """Better bounds for the controller, found on early days and judged on later ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

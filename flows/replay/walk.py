@@ -5,8 +5,6 @@ record with incidents, cool-down and budget, the gates, recalibration and roll b
 is virtual, and conversion, registry and serving are left out: they change no score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -9,8 +9,6 @@ For a goal, the best figure of the accepted variants sets the mark. Of those tha
 the choice from the variants' records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Knows nothing of Feast, so a check of a use case need not import it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

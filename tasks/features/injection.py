@@ -6,8 +6,6 @@ Days begin at midnight of the use case's zone. Rows outside of the fault's time,
 tables, stay as they are, bit by bit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Point-in-time training sets: the entity frame, the features known at each moment, the label."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from datetime import datetime

@@ -6,8 +6,6 @@ Training, `Model.predict` and a server all run it by ONNX Runtime on processors,
 one answer everywhere, up to the last digits, which depend on what is encoded beside it.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path

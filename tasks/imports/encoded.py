@@ -1,7 +1,5 @@
 """Columns of a training set that an encoder turns into numbers, and the encoder's own folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

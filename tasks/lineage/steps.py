@@ -7,8 +7,6 @@ A dataset is named once and has a version, the SHA-256 of its content (of a view
 table), so a chain can be followed by digests. Everything is read from the contracts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping

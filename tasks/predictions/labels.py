@@ -14,8 +14,6 @@ before one with fewer. A label of entities is taken where all keys are equal and
 nearest within a tolerance.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence

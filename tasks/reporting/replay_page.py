@@ -1,7 +1,5 @@
 """The page of a replay: what each policy gained and cost, and what became of injected faults."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ that is made while the loop runs names nothing that it lacks. Its list is writte
 whole, or it is not there. What a cut-off one has sent, the next one does not send again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

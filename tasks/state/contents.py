@@ -4,8 +4,6 @@ A name is a path below the state folder, wherever the content is. Locks, sockets
 what is being built are not of the state, nor are secrets, unless they are asked for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Copies of databases while others write: SQLite as a file, PostgreSQL row by row."""
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping

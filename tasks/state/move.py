@@ -5,8 +5,6 @@ into the databases and names of the server. So content is sent once where it was
 is read again and compared, and the first backup is there already.
 """
 
-from __future__ import annotations
-
 import secrets
 import socket
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ made from it, such as the scores of a model that is kept. Builds of the last day
 names them, since a run may be about to.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

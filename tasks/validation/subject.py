@@ -1,7 +1,5 @@
 """The table under a suite, read by DuckDB: its types, derived columns, aggregates and frames."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 KServe's is a program, `python peers.py MODEL_FILE HTTP_PORT`; MLServer imports `OnnxRuntime`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from typing import Any

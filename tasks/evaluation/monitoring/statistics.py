@@ -1,7 +1,5 @@
 """Statistics of feature tables by day, by DuckDB; and counts by bin, on a sample, for drift."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -11,8 +11,6 @@ Some rows are computed again with the others hidden, and must come out the same.
 And whether landed rows continue the published tables, or are other data under the same name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

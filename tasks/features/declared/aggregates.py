@@ -4,8 +4,6 @@ The grammar is `function(expression) over duration, ... as name`. An expression 
 columns of one row; a duration is a number of minutes, hours, days or weeks.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import timedelta

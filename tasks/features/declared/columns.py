@@ -4,8 +4,6 @@ Columns and types of a query are found without data: DuckDB describes it over em
 declared columns, with staging queries as views.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Feast's objects of a use case that holds no definitions of its own, or no permissions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias

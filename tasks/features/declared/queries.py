@@ -4,8 +4,6 @@ A compiled query is leak-free: each row is an event, and what it holds is made o
 earlier ones, never of a later one, nor of a label that is not known yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import cache

@@ -1,7 +1,5 @@
 """The rows that a historical retrieval is asked for, checked and made readable as one table."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ only functions that tests hold equal on both are let through; all others are ref
 line. Moments are `TIMESTAMP` to Spark, clock times `TIMESTAMP_NTZ`; its session is in UTC.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta

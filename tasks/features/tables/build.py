@@ -11,8 +11,6 @@ year at once or month by month, in any order, gives the same rows.
 What a feature table's query gave: its columns, keys and times, checked before it is written.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a source is to landing, and how rows from elsewhere are copied for it."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Rows of PostgreSQL: the declared columns of one window, in one snapshot of the database."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

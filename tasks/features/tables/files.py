@@ -1,7 +1,5 @@
 """Which files a path names, and which of them can hold rows of a window."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 All files of a table are read as one relation whose columns bear the declared names.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import itertools

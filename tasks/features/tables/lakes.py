@@ -4,8 +4,6 @@ Whichever is read is pinned: the state that landing records is the table's ident
 what other writers add meanwhile is in the next one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from datetime import UTC

@@ -4,8 +4,6 @@ Nothing is corrected here. What does not fit is refused with a sentence; whether
 is for the expectation suites.
 """
 
-from __future__ import annotations
-
 import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

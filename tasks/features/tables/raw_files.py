@@ -1,7 +1,5 @@
 """What a feature repository says about a table as it comes from outside."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Files elsewhere: objects of S3, and what a web server gives."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

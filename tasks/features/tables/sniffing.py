@@ -1,7 +1,5 @@
 """What is in files that nobody has described yet: a proposal for `raw_tables` of use_case.yaml."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Where raw tables come from: what a uri names, in which state it is, and how its rows are had."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small Feast views, their sources as frames, and what a point-in-time join over them must give."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The tables as of releases that counted no versions; those that exist are kept."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from alembic import op

@@ -1,7 +1,5 @@
 """A claim holds its boot clock itself; before, it had a table of its own."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

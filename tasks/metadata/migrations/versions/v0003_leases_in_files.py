@@ -1,7 +1,5 @@
 """Leases of devices are files that the kernel locks; before, they were rows."""
 
-from __future__ import annotations
-
 from alembic import op
 
 revision = "0003"

@@ -1,7 +1,5 @@
 """A database has an identity, by which a worker shows that it works on the same one."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

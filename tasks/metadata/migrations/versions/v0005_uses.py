@@ -1,7 +1,5 @@
 """The ledger: what each run took, of processors, devices, energy and money."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

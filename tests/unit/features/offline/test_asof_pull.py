@@ -1,7 +1,5 @@
 """Reading sources for materialization: newest rows, all rows, and what makes either go wrong."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Point-in-time retrieval against a brute-force oracle and against Feast's own DuckDB store."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
