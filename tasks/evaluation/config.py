@@ -133,7 +133,7 @@ class DriftConfig(Contract):
         ge=0,
         le=1,
         description="Of a regression: loss of skill (over the baseline, on the same rows) from "
-        "which the model has gone stale. A window that is harder for all costs R2, not skill.",
+        "which the model has gone stale, if R2 fell too. A harder window costs R2, not skill.",
     )
 
     # A change that is too slow or too small for one window
