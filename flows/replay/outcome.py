@@ -143,7 +143,7 @@ def priced(use: ResourceUse) -> ResourceUse:
     joules = use.joules or 0.0
     if estimated:
         joules = prices.watts_per_core * use.cpu_s + prices.watts_per_gpu * use.gpu_s
-    money = {"amount": sum(prices.money(use.cpu_s, use.gpu_s, joules)), "currency": prices.currency}
+    money = {"amount": prices.money(use.cpu_s, use.gpu_s, joules), "currency": prices.currency}
     return use.model_copy(update={"joules": joules, "estimated": estimated, **money})
 
 

@@ -83,10 +83,10 @@ class PriceList(Contract):
     )
     currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$", description="ISO 4217 code.")
 
-    def money(self, cpu_s: float, gpu_s: float, joules: float) -> tuple[float, float]:
-        """Of seconds of busy cores and held GPUs; and of energy."""
+    def money(self, cpu_s: float, gpu_s: float, joules: float) -> float:
+        """Of seconds of busy cores and held GPUs, and of energy."""
         hours = (self.core_hour * cpu_s + self.gpu_hour * gpu_s) / S_PER_HOUR
-        return hours, self.kwh * joules / J_PER_KWH
+        return hours + self.kwh * joules / J_PER_KWH
 
 
 class HardwareClass(Contract):

@@ -1,4 +1,4 @@
-"""Values about what a training cost and where its time went."""
+"""Values about what a training took and where its time went."""
 
 from typing import Literal
 
@@ -113,15 +113,6 @@ class ResourceUse(Contract):
         )
 
 
-class RunCost(Contract):
-    """Money that a training run took, at the prices of its hardware class."""
-
-    amount: NonNegativeFloat
-    currency: str
-    energy_part: NonNegativeFloat | None = Field(description="None without energy.")
-    node_part: NonNegativeFloat | None = Field(description="Of busy cores and of GPUs.")
-
-
 Setting = bool | int | float | str
 
 
@@ -145,7 +136,7 @@ class Diagnosis(Contract):
 
 
 class TrainingTelemetry(Contract):
-    """What a training run took: time, memory, network, energy and money."""
+    """What a training run took: time, memory, network and energy."""
 
     seconds: NonNegativeFloat = Field(description="Wall seconds, all attempts.")
     num_attempts: PositiveInt
@@ -154,8 +145,9 @@ class TrainingTelemetry(Contract):
     host: HostTelemetry
     devices: tuple[DeviceTelemetry, ...] = ()
     energy: EnergyUse
-    cost: RunCost | None = Field(default=None, description="Null in earlier records.")
     diagnosis: Diagnosis | None = None
     applied: tuple[str, ...] = Field(
         default=(), description="Settings that were taken from an earlier diagnosis, in sentences."
     )
+
+    _retired = retired("cost")

@@ -84,7 +84,7 @@ class Taken:
             gpu_s=self.gpu_s,
             joules=joules,
             estimated=estimate_j > 0,
-            amount=sum(prices.money(self.cpu_s, self.gpu_s, joules)),
+            amount=prices.money(self.cpu_s, self.gpu_s, joules),
             currency=prices.currency,
         )
 

@@ -473,7 +473,7 @@ PIECES = (
 
 
 def describe_cost(telemetry: TrainingTelemetry) -> str:
-    """Time, rates, energy and money in a paragraph; what is not known is said with its reason."""
+    """Time, rates and energy in a paragraph; what is not known is said with its reason."""
     attempts = f" in {telemetry.num_attempts} attempts" if telemetry.num_attempts > 1 else ""
     rates = [r.rows_per_s for r in telemetry.ranks if is_shown(r.rows_per_s)]
     speed = "no rank trained long enough for a rate"
@@ -481,8 +481,7 @@ def describe_cost(telemetry: TrainingTelemetry) -> str:
         ranks = plural(len(telemetry.ranks), "rank")
         speed = f"{ranks} trained on {count(sum(rates))} rows a second in all"
     return (
-        f"The training took {duration(telemetry.seconds)}{attempts}; {speed}. "
-        f"{_energy(telemetry)} {_money(telemetry)}"
+        f"The training took {duration(telemetry.seconds)}{attempts}; {speed}. {_energy(telemetry)}"
     )
 
 
@@ -493,20 +492,6 @@ def _energy(telemetry: TrainingTelemetry) -> str:
     about = "about " if energy.estimated else ""
     amount = f"{significant(energy.joules)} J ({significant(energy.joules / J_PER_KWH)} kWh)"
     return f"It used {about}{amount} of energy ({energy.known_by})."
-
-
-def _money(telemetry: TrainingTelemetry) -> str:
-    cost = telemetry.cost
-    if cost is None:
-        return "Its cost is not known: the configuration names no price that could be used."
-    named = ((cost.energy_part, "energy"), (cost.node_part, "cores and devices"))
-    parts = [f"{money(part)} for {what}" for part, what in named if is_shown(part)]
-    return f"It cost {money(cost.amount)} {cost.currency}: {' and '.join(parts)}."
-
-
-def money(amount: float) -> str:
-    """Two digits behind the point, or two significant ones where it is less than that."""
-    return decimal(amount, 2) if amount >= 0.1 or amount == 0 else significant(amount, 2)
 
 
 def shown_ranks(telemetry: TrainingTelemetry) -> list[RankTelemetry]:

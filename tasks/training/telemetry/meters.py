@@ -15,7 +15,7 @@ import psutil
 import pynvml  # type: ignore[import-untyped]
 
 from tasks.contracts.hardware import PriceList
-from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse, HostTelemetry, RunCost
+from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse, HostTelemetry
 
 POWERCAP = Path("/sys/class/powercap")
 LOOPBACK = "lo"
@@ -200,17 +200,6 @@ def energy_use(
         known_by = f"NVML of {len(measured)} device(s); {known_by}"
         known += sum(measured)
     return EnergyUse(joules=known, known_by=known_by, estimated=processor_j is None)
-
-
-def run_cost(prices: PriceList, joules: float, cpu_s: float, gpu_s: float) -> RunCost:
-    """Money for energy, and for busy cores and GPUs."""
-    node_part, energy_part = prices.money(cpu_s, gpu_s, joules)
-    return RunCost(
-        amount=node_part + energy_part,
-        currency=prices.currency,
-        energy_part=energy_part,
-        node_part=node_part,
-    )
 
 
 class HostMeter:

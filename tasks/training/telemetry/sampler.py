@@ -12,7 +12,7 @@ from typing import Self
 
 from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 
-from tasks.contracts.base import Contract
+from tasks.contracts.base import Contract, retired
 from tasks.contracts.hardware import PriceList
 from tasks.contracts.telemetry import EnergyUse, RankTelemetry, TrainingTelemetry
 from tasks.kernel.errors import StorageError
@@ -32,9 +32,9 @@ class Spent(Contract):
 
     num_attempts: NonNegativeInt = 0
     seconds: NonNegativeFloat = 0.0
-    cpu_s: NonNegativeFloat = 0.0
-    """Of the ranks."""
     joules: NonNegativeFloat = 0.0
+
+    _retired = retired("cpu_s")
 
 
 class TelemetrySampler:
@@ -123,18 +123,14 @@ class TelemetrySampler:
         )
         spent = self._spent()
         energy = self._energy().model_copy(update={"joules": spent.joules})
-        devices = self._devices.summaries() if self._devices else ()
         return TrainingTelemetry(
             seconds=spent.seconds,
             num_attempts=spent.num_attempts,
             num_samples=self._num_samples,
             ranks=ranks,
             host=self._host.summary(),
-            devices=devices,
+            devices=self._devices.summaries() if self._devices else (),
             energy=energy,
-            cost=meters.run_cost(
-                self._prices, spent.joules, spent.cpu_s, spent.seconds * len(devices)
-            ),
         )
 
     def diagnosed(self, job: JobFacts) -> TrainingTelemetry:
@@ -157,12 +153,8 @@ class TelemetrySampler:
             self._processor_j,
             known_by,
             self._devices.summaries() if self._devices else (),
-            self._cpu_s(),
+            sum(clock.cpu_s for clock in self._ranks.values()),
         )
-
-    def _cpu_s(self) -> float:
-        """Of the ranks of this attempt."""
-        return sum(clock.cpu_s for clock in self._ranks.values())
 
     def _spent(self) -> Spent:
         """Of all attempts."""
@@ -170,7 +162,6 @@ class TelemetrySampler:
         return Spent(
             num_attempts=earlier.num_attempts + 1,
             seconds=earlier.seconds + self._elapsed_s,
-            cpu_s=earlier.cpu_s + self._cpu_s(),
             joules=earlier.joules + (self._energy().joules or 0.0),
         )
 

@@ -66,11 +66,9 @@ def test_energy_is_measured_else_estimated(
     assert meters.energy_use(prices, processor_j, "RAPL", devices, 100.0) == expected
 
 
-def test_cost_is_that_of_energy_cores_and_devices() -> None:
-    prices = PriceList(kwh=0.25, core_hour=3.6, gpu_hour=36, currency="OMR")
-    cost = meters.run_cost(prices, 7.2e6, 500.0, 50.0)
-    assert (cost.energy_part, cost.node_part) == (pytest.approx(0.5), pytest.approx(1.0))
-    assert (cost.amount, cost.currency) == (pytest.approx(1.5), "OMR")
+def test_money_is_that_of_energy_cores_and_devices() -> None:
+    prices = PriceList(kwh=0.25, core_hour=3.6, gpu_hour=36)
+    assert prices.money(500.0, 50.0, 7.2e6) == pytest.approx(1.5)
 
 
 def test_devices_are_summed_up_in_our_units() -> None:
