@@ -35,7 +35,6 @@ from tasks.reporting.drawing import (
     Canvas,
     canvas,
     limits,
-    name_width,
 )
 from tasks.reporting.page import page_environment
 from tasks.reporting.quantities import (
@@ -62,10 +61,6 @@ STYLES: dict[PolicyName, dict[str, Any]] = {
 LINE_HEIGHT = 15.0
 LEFT, RIGHT, TOP, HIGH = 112.0, 118.0, 50.0, 260.0
 """Pixels around the picture of quality, and its height."""
-SHORTEST_DELAY = 0.5
-"""Hours at which shorter delays are drawn: a logarithmic axis has no zero."""
-Dot = tuple[float, str, str]
-"""A delay in hours, its marker, and what is shown on hover."""
 
 
 def write_replay(result: ReplayResult, folder: Path) -> Path:
@@ -144,11 +139,9 @@ def money(use: ResourceUse) -> str:
 
 def hours_after(fault: FaultResult, moment: datetime | None) -> str:
     """How long after its start something happened: `6 h` or `never`."""
-    return "never" if moment is None else f"{significant(_hours(fault, moment))} h"
-
-
-def _hours(fault: FaultResult, moment: datetime) -> float:
-    return (_utc(moment) - _utc(fault.start)).total_seconds() / 3600
+    if moment is None:
+        return "never"
+    return f"{significant((_utc(moment) - _utc(fault.start)).total_seconds() / 3600)} h"
 
 
 def _utc(moment: datetime) -> datetime:
@@ -220,11 +213,6 @@ def pictures(result: ReplayResult) -> dict[str, Markup]:
         title, titles = "Gain against cost", ("CPU hours (logarithmic)", "gain over never")
         words = f"{len(priced)} policies; left is cheaper, up is better."
         drawn["cost"] = trade_chart(title, *titles, priced, words)
-    if result.faults:
-        drawn["faults"] = delay_chart(
-            "Delay until a fault was noticed and named",
-            [(f.fault, _delays(f)) for f in result.faults],
-        )
     return drawn
 
 
@@ -232,50 +220,6 @@ def _gain(one: PolicyResult) -> Estimate:
     gain, hours = one.held_out.to_never, one.held_out.use.cpu_s / 3600
     tip = f"{one.policy}: {difference(gain)} for {significant(hours)} CPU hours"
     return Estimate(one.policy, gain.value, gain.low, gain.high, "policy", tip)
-
-
-def _delays(fault: FaultResult) -> list[Dot]:
-    named = fault.named
-    dots = [
-        (
-            _hours(fault, s.at),
-            "s" if s.at == named else "o",
-            f"{s.by} after {hours_after(fault, s.at)}: {s.sentence}",
-        )
-        for s in fault.sightings
-    ]
-    return sorted(dots)
-
-
-def delay_chart(title: str, rows: Sequence[tuple[str, Sequence[Dot]]]) -> Markup:
-    """Delays of each row in hours on a logarithmic axis; a square names the cause."""
-    height = 30 + 24.0 * len(rows) + 48
-    with canvas(860, height, (name_width([name for name, _ in rows]), 20, 30, 48)) as drawing:
-        axes = drawing.axes
-        axes.set_xscale("log")
-        drawing.rows([name for name, _ in rows])
-        hours = [max(x, SHORTEST_DELAY) for _, dots in rows for x, _, _ in dots]
-        axes.set_xlim(SHORTEST_DELAY / 1.3, 1.5 * max([*hours, 48.0]))
-        for n, (_, dots) in enumerate(rows):
-            for x, marker, tip in dots:
-                fill = WATER if marker == "s" else "none"
-                (dot,) = axes.plot(
-                    [max(x, SHORTEST_DELAY)],
-                    [n],
-                    marker,
-                    color=WATER,
-                    ms=8,
-                    markerfacecolor=fill,
-                    mec=WATER,
-                    mew=1.5,
-                    clip_on=False,
-                )
-                drawing.tip(dot, tip)
-            if not dots:
-                drawing.note("never", (SHORTEST_DELAY, n), color=BAD, fontweight="bold")
-        drawing.reference(24.0, "one day")
-        drawing.titles("hours after the start (logarithmic)")
-        return drawing.svg(title, f"{len(rows)} rows; the dashed line is one day.", "wide")
 
 
 def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:

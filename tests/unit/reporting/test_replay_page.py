@@ -95,6 +95,6 @@ def test_the_bound_of_false_retrainings_is_the_exact_one(seen: int) -> None:
 
 def test_pictures_are_addresses_for_the_prefect_interface() -> None:
     drawn = pictures(replay())
-    assert set(drawn) == {"quality", "gain", "cost", "faults"}
+    assert set(drawn) == {"quality", "gain", "cost"}
     assert all(parsed(drawing) is not None for drawing in drawn.values())
     assert all(as_data_url(d).startswith("data:image/svg+xml;base64,") for d in drawn.values())
