@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from falaj.context import Here, Last, Shown, row
 from falaj.platform import platform_files
+from tasks.contracts.hardware import CPU, GPU, kind_of, read_classes
+from tasks.contracts.telemetry import ResourceUse
+from tasks.costs.forecast import MIN_DAYS, MOST_DAYS, by_day, days_until_full, mean_wait, month_cost
+from tasks.costs.ledger import CostLedger, Entry
 
 if TYPE_CHECKING:
     from falaj.context import Context
-    from tasks.contracts.telemetry import ResourceUse
-    from tasks.costs.ledger import Entry
     from tasks.kernel.settings import Settings
 
 By = Literal["model", "use-case", "owner", "stage", "class", "day", "run"]
@@ -50,9 +52,6 @@ def costs(
         falaj costs --last 90d --by model --json
         falaj costs --trace prices.csv
     """
-    from tasks.costs.forecast import MOST_DAYS
-    from tasks.costs.ledger import CostLedger
-
     now = datetime.now(UTC)
     longest = now - max(last, timedelta(days=MOST_DAYS + 31))
     known = CostLedger(context.settings.metadata_url).entries(longest)
@@ -106,7 +105,6 @@ def _table(by: By, sums: dict[str, ResourceUse]) -> Iterator[str]:
 
 def disk_forecast(settings: Settings, now: datetime) -> dict[str, Any]:
     """When the disk of the state is full, by the builds that are there and the days they are of."""
-    from tasks.costs.forecast import MIN_DAYS, by_day, days_until_full
     from tasks.state.prune import sizes_of_builds
 
     sizes = sizes_of_builds(settings)
@@ -136,8 +134,6 @@ def _days(value: float) -> str:
 
 
 def _month(entries: list[Entry], now: datetime) -> dict[str, Any]:
-    from tasks.costs.forecast import MIN_DAYS, by_day, month_cost
-
     currencies = sorted({entry.use.currency for entry in entries})
     if len(currencies) > 1:
         return {"text": f"not forecast: prices are in {', '.join(currencies)}"}
@@ -155,7 +151,6 @@ def _queue(context: Context, now: datetime) -> dict[str, Any]:
     from infra.orchestration.client import is_running, read_password
     from infra.platform.api import PrefectApi
     from infra.platform.files import read_endpoint
-    from tasks.costs.forecast import MIN_DAYS, MOST_DAYS, mean_wait
 
     files = platform_files(context)
     endpoint = read_endpoint(files) if is_running(context.home) else None
@@ -205,8 +200,6 @@ def compare_spot(known: list[Entry], trace: Path, settings: Settings) -> Iterato
 
 def compare_kinds(known: list[Entry]) -> Iterator[str]:
     """Seconds and money of a model's trainings on processors and on GPUs, where both are known."""
-    from tasks.contracts.hardware import CPU, GPU, kind_of
-
     trainings = list(_trainings(known))
     for model in sorted({entry.model for entry in trainings}):
         of = {
@@ -229,8 +222,6 @@ def _trainings(known: list[Entry]) -> Iterator[Entry]:
 
 
 def _prices(home: Path) -> str:
-    from tasks.contracts.hardware import read_classes
-
     classes = read_classes(home)
     guessed = [name for name, found in classes.items() if not found.prices.model_fields_set]
     if not guessed:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from falaj.context import DryRun, End, Here, Last, Shown, Start, chosen_window, required_window, row
+from flows.config import PipelineConfig, Suites, read_pipeline_config, suites_of
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureSnapshot, TableRef
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import digest_of, scratch_folder
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 
 if TYPE_CHECKING:
-    from flows.config import PipelineConfig, Suites
-    from tasks.contracts.base import TimeWindow
-    from tasks.contracts.data import TableRef
     from tasks.predictions.reading import LogCount
     from tasks.validation.suites import Suite
 
@@ -91,7 +91,6 @@ def approve_baseline(
     Examples:
         falaj baseline 2013-01-01T05:00Z 2013-07-01T05:00Z --dry-run
     """
-    from flows.config import read_pipeline_config, suites_of
     from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
 
     settings = context.settings
@@ -129,7 +128,6 @@ def _cut(
     source: _Source, time_column: str | None, window: TimeWindow, store: ArtifactStore
 ) -> TableRef:
     """The rows of the window as a table of their own."""
-    from tasks.contracts.data import TableRef
     from tasks.validation.profiling import write_window
 
     def build(folder: StagedFolder) -> TableRef:
@@ -160,8 +158,6 @@ def _sources(
 
 def _snapshot_with(window: TimeWindow, store: ArtifactStore) -> Path | None:
     """The newest kept training set that covers the window."""
-    from tasks.contracts.data import FeatureSnapshot
-
     values = [folder / "value.json" for folder in store.folders("snapshots")]
     found = sorted(values, key=lambda file: file.stat().st_mtime)
     for file in reversed(found):
@@ -310,7 +306,6 @@ def label(model: str, file: Path, /, *, context: Here) -> Shown:
     Examples:
         falaj predictions label flight-delay labels.parquet
     """
-    from flows.config import read_pipeline_config
     from tasks.predictions.labels import import_labels
 
     config = read_pipeline_config(context.settings.feature_repo)

@@ -28,6 +28,9 @@ from falaj.context import (
     required_window,
     row,
 )
+from flows.config import PipelineConfig, check_repository, read_pipeline_config
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import MaterializedView
 from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
@@ -39,9 +42,6 @@ from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 
 if TYPE_CHECKING:
-    from flows.config import PipelineConfig
-    from tasks.contracts.base import TimeWindow
-    from tasks.contracts.data import MaterializedView
     from tasks.features.access.audit import AuditLine, AuditTrail
     from tasks.features.access.server import Listening
     from tasks.features.checks.report import ViewParity
@@ -68,7 +68,6 @@ def refresh(
         falaj features refresh --last 48h --dry-run
     """
     from falaj.session import run_flow
-    from flows.config import check_repository, read_pipeline_config
 
     def work(config: PipelineConfig) -> Shown:
         from flows.feature_refresh import feature_refresh_flow

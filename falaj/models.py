@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from cyclopts import App
 from cyclopts.types import PositiveInt
 
 from falaj.context import Approver, Comment, Context, DryRun, Here, Shown, recorded_act, row
 from falaj.data import trace as trace_anything
+from tasks.contracts.release import PromotionDecision
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.settings import Settings
 from tasks.kernel.values import checked
-
-if TYPE_CHECKING:
-    from tasks.contracts.release import PromotionDecision
-    from tasks.registry.mlflow_registry import RegisteredVersion, Registry
+from tasks.registry.approval import Answer, known_approval, outcome, read_question
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import (
+    CANDIDATE,
+    CHAMPION,
+    DECISION_TAG,
+    RegisteredVersion,
+    Registry,
+)
+from tasks.registry.model_folder import read_evaluation, read_version
+from tasks.registry.promotion import answer_and_promote, judge_only
+from tasks.registry.promotion import withdraw as withdraw_version
+from tasks.release.ledger import ReleaseLedger
 
 LONGEST_REASON = 1000
 app = App(name="models")
@@ -25,9 +35,6 @@ app = App(name="models")
 
 def open_registry(settings: Settings) -> Registry | None:
     """The registry of a state folder; None where nothing was registered there yet."""
-    from tasks.registry.connection import RegistryLocation
-    from tasks.registry.mlflow_registry import Registry
-
     location = RegistryLocation.of(settings)
     file = location.database_path
     return None if file is not None and not file.exists() else Registry(location)
@@ -35,9 +42,6 @@ def open_registry(settings: Settings) -> Registry | None:
 
 def version_facts(version: RegisteredVersion, registry: Registry) -> dict[str, Any]:
     """What the registry knows of a version, and how it was judged."""
-    from tasks.registry.approval import known_approval
-    from tasks.registry.model_folder import read_evaluation
-
     report = read_evaluation(version)
     aliases = registry.aliases(version.name).items()
     return {
@@ -62,8 +66,6 @@ def quality_text(facts: dict[str, Any]) -> str:
 
 
 def _version_line(facts: dict[str, Any]) -> str:
-    from tasks.registry.mlflow_registry import DECISION_TAG
-
     state = ", ".join(facts["aliases"])
     remark = facts["withdrawn"] or facts["tags"].get(DECISION_TAG, "")
     created = f"{facts['created']:%F %R}" if facts["created"] else ""
@@ -101,7 +103,6 @@ def _find(
         RegistryError: there is none.
     """
     from flows.config import read_pipeline_config
-    from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION
 
     settings = context.settings
     name = model or read_pipeline_config(settings.feature_repo).registry.model_name
@@ -135,8 +136,6 @@ def show(
         falaj models show
         falaj models show flight-delay 3
     """
-    from tasks.registry.model_folder import read_version
-
     found, registry = _find(model, version, context)
     facts, record = version_facts(found, registry), read_version(found)
     variants = [entry.variant for entry in record.variants.variants] if record.variants else []
@@ -188,8 +187,6 @@ def verify(
         falaj models verify
         falaj models verify flight-delay 3
     """
-    from tasks.registry.model_folder import read_version
-
     found, _ = _find(model, version, context)
     record = read_version(found)
     if record.damage:
@@ -258,10 +255,6 @@ def _answer(
     context: Context,
 ) -> Shown:
     """Record the answer, decide through the gates, and let the run resume that asks."""
-    from tasks.registry.approval import Answer, outcome
-    from tasks.registry.connection import RegistryLocation
-    from tasks.registry.promotion import answer_and_promote
-
     settings, now = context.settings, datetime.now(UTC)
     given = {"decision": decision, "approver": approver, "comment": comment, "given": now}
     answer = checked(Answer, given, "the answer", "Nothing was recorded")
@@ -277,11 +270,6 @@ def _answer(
 
 def _judge_question(model: str, version: int, settings: Settings) -> Shown:
     """What the gates say now of a version that awaits approval."""
-    from tasks.registry.approval import read_question
-    from tasks.registry.connection import RegistryLocation
-    from tasks.registry.mlflow_registry import Registry
-    from tasks.registry.promotion import judge_only
-
     location = RegistryLocation.of(settings)
     registry = Registry(location)
     asked = read_question(registry, registry.version(model, version))
@@ -357,9 +345,6 @@ def withdraw(
     Examples:
         falaj models withdraw flight-delay 3 --reason "knows the label" --approver Ana --dry-run
     """
-    from tasks.registry.connection import RegistryLocation
-    from tasks.registry.promotion import withdraw as withdraw_version
-
     settings, reason, approver = context.settings, reason.strip(), approver.strip()
     if not reason or not approver or len(reason) > LONGEST_REASON:
         raise ConfigurationError(
@@ -386,8 +371,6 @@ def withdraw(
 
 
 def _check_no_release(model: str, settings: Settings) -> None:
-    from tasks.release.ledger import ReleaseLedger
-
     if settings.database_url is None and not settings.metadata_file.exists():
         return
     release = ReleaseLedger(settings.metadata_url).open_release(model)

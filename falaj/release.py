@@ -17,6 +17,7 @@ from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.values import in_utc
+from tasks.release.ledger import ReleaseLedger
 
 if TYPE_CHECKING:
     from tasks.contracts.rollout import Entry
@@ -57,8 +58,6 @@ def status(model: Model = None, /, *, context: Here) -> Shown:
     Examples:
         falaj release status
     """
-    from tasks.release.ledger import ReleaseLedger
-
     ledger = ReleaseLedger(context.settings.metadata_url)
     model = model or read_pipeline_config(context.settings.feature_repo).registry.model_name
     release = ledger.last_release(model)
@@ -86,7 +85,6 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., Shown]:
         context: Here,
     ) -> Shown:
         from flows.release import RegistryChampions, release_config, traffic_of
-        from tasks.release.ledger import ReleaseLedger
         from tasks.release.rollout import Releasing, check_name
 
         check_name(approver)

@@ -16,6 +16,15 @@ from cyclopts.types import PositiveInt
 from falaj.context import DryRun, Here, Shown, row
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import Location
+from tasks.kernel.settings import SERVER_NAMES, Settings, server_environment
+from tasks.metadata.database import open_database
+from tasks.registry.connection import RegistryLocation, prepare_database
+from tasks.state import backup as backups
+from tasks.state.databases import MLFLOW, OPERATION, name_of_state
+from tasks.state.move import examine, nobody_else
+from tasks.state.move import migrate as move
+from tasks.state.prune import plan_pruning
+from tasks.state.prune import prune as remove
 
 NICENESS = 10
 """Of a backup: a loop that runs at the same time goes first."""
@@ -42,9 +51,6 @@ def backup(
         falaj backup /mnt/backups
         falaj backup s3://bucket/backups --list
     """
-    from tasks.state import backup as backups
-    from tasks.state.databases import name_of_state
-
     target = _location(where)
     if listed:
         names = backups.list_backups(target)
@@ -83,9 +89,6 @@ def restore(
     Examples:
         falaj restore /mnt/backups --home /srv/falaj
     """
-    from tasks.state import backup as backups
-    from tasks.state.move import nobody_else
-
     settings, source = context.target, _location(where)
     found = backups.read_backup(source, name)
     with nobody_else(settings.home):
@@ -116,14 +119,11 @@ def prune(
         falaj prune
         falaj prune --keep 10 --older 90d --yes
     """
-    from tasks.state.move import nobody_else
-    from tasks.state.prune import plan_pruning, prune
-
     settings, others = context.settings, _location(backups) if backups else None
     with nobody_else(settings.home) if context.assume_yes else nullcontext():
         found = plan_pruning(settings, keep, older, others)
         if context.assume_yes:
-            prune(settings, found, others)
+            remove(settings, found, others)
     kinds: dict[str, list[int]] = {}
     for name, num_bytes in found.builds.items():
         kinds.setdefault(name.split("/")[0], []).append(num_bytes)
@@ -148,10 +148,6 @@ def migrate(
     Examples:
         falaj migrate --to server.yaml --dry-run
     """
-    from tasks.kernel.settings import SERVER_NAMES, Settings, server_environment
-    from tasks.state.move import examine, nobody_else
-    from tasks.state.move import migrate as move
-
     settings = context.settings
     if not to.is_file():
         raise ConfigurationError(f"{to} does not exist; expected a YAML file. Nothing was changed")
@@ -177,10 +173,6 @@ def _location(where: str) -> Location:
 
 def _prepare(home: Path) -> dict[str, Callable[[str], None]]:
     """What makes the tables of each database."""
-    from tasks.metadata.database import open_database
-    from tasks.registry.connection import RegistryLocation, prepare_database
-    from tasks.state.databases import MLFLOW, OPERATION
-
     artifacts = home / "mlflow" / "artifacts"
     return {
         OPERATION: lambda url: open_database(url).dispose(),
