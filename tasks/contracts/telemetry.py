@@ -146,8 +146,5 @@ class TrainingTelemetry(Contract):
     devices: tuple[DeviceTelemetry, ...] = ()
     energy: EnergyUse
     diagnosis: Diagnosis | None = None
-    applied: tuple[str, ...] = Field(
-        default=(), description="Settings that were taken from an earlier diagnosis, in sentences."
-    )
 
-    _retired = retired("cost")
+    _retired = retired("cost", "applied")

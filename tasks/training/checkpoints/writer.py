@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Self
 
 from tasks.kernel.errors import FalajError
@@ -17,6 +18,7 @@ LOGGER = logging.getLogger(__name__)
 WRITER_NICENESS = 10
 
 
+@dataclass(eq=False)
 class CheckpointWriter:
     """Writes checkpoints of one run into a store, and prunes. A context; rank 0 only.
 
@@ -32,18 +34,12 @@ class CheckpointWriter:
         num_kept: complete checkpoints that are kept; older ones go.
     """
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        every_s: float,
-        *,
-        asynchronous: bool = False,
-        num_kept: int = NUM_KEPT,
-    ) -> None:
-        self.store = store
-        self._every_s = every_s
-        self._asynchronous = asynchronous
-        self._num_kept = num_kept
+    store: CheckpointStore
+    every_s: float
+    asynchronous: bool = False
+    num_kept: int = NUM_KEPT
+
+    def __post_init__(self) -> None:
         self._executor = ThreadPoolExecutor(
             1, thread_name_prefix="checkpoint", initializer=_give_way
         )
@@ -64,7 +60,7 @@ class CheckpointWriter:
     @property
     def is_due(self) -> bool:
         """True where the last `save` is `every_s` ago: time for one within the epoch."""
-        return time.monotonic() - self._saved_at >= self._every_s
+        return time.monotonic() - self._saved_at >= self.every_s
 
     def save(
         self,
@@ -91,9 +87,9 @@ class CheckpointWriter:
             LOGGER.debug("epoch %d, step %d: the checkpoint before is still written", epoch, step)
             return
         self._wait()
-        host_state = to_host(state, copy=self._asynchronous)
+        host_state = to_host(state, copy=self.asynchronous)
         arguments = epoch, step, host_state, then
-        if self._asynchronous:
+        if self.asynchronous:
             self._last = self._executor.submit(self._write, *arguments)
         else:
             self._write(*arguments)
@@ -114,12 +110,12 @@ class CheckpointWriter:
             last.result()
 
     def _write(self, epoch: int, step: int, state: State, then: Callable[[], None] | None) -> None:
-        self.store.prune(self._num_kept)  # what a killed writer left takes no space
+        self.store.prune(self.num_kept)  # what a killed writer left takes no space
         ref = self.store.save(epoch, step, state)
         LOGGER.debug("checkpoint %s was written", ref)
         if then:
             then()
-        self.store.prune(self._num_kept)
+        self.store.prune(self.num_kept)
 
 
 def _give_way() -> None:

@@ -120,6 +120,7 @@ class LoadedRows:
         self.done += count
 
 
+@dataclass(eq=False)
 class RowSource:
     """One rank's rows of one window. Batches are on the CPU.
 
@@ -137,26 +138,18 @@ class RowSource:
         pinned: batches in page-locked memory, from which copies to a GPU need not wait.
     """
 
-    def __init__(
-        self,
-        store: RowStore,
-        preprocessing: Preprocessing,
-        shuffle: Shuffle,
-        plan: StepPlan,
-        *,
-        num_threads: int = 0,
-        pinned: bool = False,
-    ) -> None:
-        self.sizes = {shard: of_shard.num_rows for shard, of_shard in store.facts.items()}
+    store: RowStore
+    preprocessing: Preprocessing
+    shuffle: Shuffle
+    plan: StepPlan
+    num_threads: int = 0
+    pinned: bool = False
+
+    def __post_init__(self) -> None:
+        self.sizes = {shard: of_shard.num_rows for shard, of_shard in self.store.facts.items()}
         """Rows of each of the rank's shards, in order; empty on a rank that holds no shard."""
         self.num_rows = sum(self.sizes.values())
         """Rows of this rank."""
-        self._store = store
-        self._preprocessing = preprocessing
-        self._shuffle = shuffle
-        self._plan = plan
-        self._num_threads = num_threads
-        self._pinned = pinned
 
     def batches(self, epoch: int, first_step: int = 0) -> Generator[Batch, None, None]:
         """One batch for each step of an epoch, from `first_step` on.
@@ -169,12 +162,12 @@ class RowSource:
         Raises:
             TransientError: a file of decoded rows was cut or cannot be read.
         """
-        rows, shards = self._plan.rows_per_shard, list(self.sizes)
+        rows, shards = self.plan.rows_per_shard, list(self.sizes)
         # One pool of each shard is read ahead of the one that batches are made of.
         ahead = self._read_ahead(self._needed(epoch, first_step), len(shards))
         with closing(ahead):
             current: dict[int, LoadedRows] = {}
-            for _ in range(first_step, self._plan.num_steps):
+            for _ in range(first_step, self.plan.num_steps):
                 batch = self.empty(len(shards) * rows)
                 for number, shard in enumerate(shards):
                     filled, end = number * rows, (number + 1) * rows
@@ -198,7 +191,7 @@ class RowSource:
             for start in range(0, size, BLOCK_ROWS)
             for stop in [min(start + BLOCK_ROWS, size)]
         )
-        with closing(self._read_ahead(blocks, 1 + self._num_threads)) as ahead:
+        with closing(self._read_ahead(blocks, 1 + self.num_threads)) as ahead:
             for rows in ahead:
                 batch = self.empty(rows.num_left)
                 rows.move(batch, 0, rows.num_left)
@@ -208,9 +201,9 @@ class RowSource:
         """A batch to be filled; one without rows is for a rank that must take part in a step."""
 
         def made(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(*shape, dtype=dtype, pin_memory=self._pinned)
+            return torch.empty(*shape, dtype=dtype, pin_memory=self.pinned)
 
-        layout = self._store.layout
+        layout = self.store.layout
         positions = made(num_rows, layout.num_categorical, dtype=torch.int64)
         numeric = made(num_rows, layout.num_numeric, dtype=torch.float32)
         labels = made(*layout.target_shape(num_rows), dtype=torch.float32)
@@ -218,11 +211,11 @@ class RowSource:
 
     def _needed(self, epoch: int, first_step: int) -> Iterator[Pool]:
         """Pools in the order in which `batches` needs them; of the first ones what is left."""
-        size = self._plan.rows_per_shard
-        done, end = first_step * size, self._plan.num_steps * size
+        size = self.plan.rows_per_shard
+        done, end = first_step * size, self.plan.num_steps * size
 
         def of_shard(shard: int) -> Iterator[tuple[int, int, Pool]]:
-            for pool in self._shuffle.pools(shard, self.sizes[shard], epoch, done):
+            for pool in self.shuffle.pools(shard, self.sizes[shard], epoch, done):
                 if pool.first_row >= end:
                     return
                 yield max(first_step, pool.first_row // size), shard, pool
@@ -233,21 +226,21 @@ class RowSource:
             yield Pool(pool.shard, pool.first_row, pool.starts, pool.stops, order)
 
     def _load(self, pool: Pool) -> LoadedRows:
-        layout = self._store.layout
-        words = self._store.read(pool.shard, pool.starts, pool.stops).take(pool.order, axis=0)
-        positions = self._preprocessing.category_positions(layout.codes(words))
+        layout = self.store.layout
+        words = self.store.read(pool.shard, pool.starts, pool.stops).take(pool.order, axis=0)
+        positions = self.preprocessing.category_positions(layout.codes(words))
         return LoadedRows(positions, layout.numeric(words), layout.targets(words))
 
     def _read_ahead(self, pools: Iterable[Pool], limit: int) -> Generator[LoadedRows, None, None]:
         """Rows of `pools` in their order, at most `limit` of them begun and not yet taken."""
         executor = None
-        if self._num_threads:
-            executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="row-reader")
+        if self.num_threads:
+            executor = ThreadPoolExecutor(self.num_threads, thread_name_prefix="row-reader")
 
         def begin(pool: Pool) -> Callable[[], LoadedRows]:
             if executor is not None:
                 return executor.submit(self._load, pool).result
-            self._store.expect(pool.shard, pool.starts, pool.stops)
+            self.store.expect(pool.shard, pool.starts, pool.stops)
             return partial(self._load, pool)
 
         coming = map(begin, pools)

@@ -7,6 +7,7 @@ wrong here never ends a training, and what could not be measured is said to be u
 import logging
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -37,6 +38,7 @@ class Spent(Contract):
     _retired = retired("cpu_s")
 
 
+@dataclass(eq=False)
 class TelemetrySampler:
     """Samples a run while the context lasts; enter it before the ranks start.
 
@@ -48,20 +50,13 @@ class TelemetrySampler:
         every_s: seconds between two samples.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        prices: PriceList,
-        *,
-        processor: meters.ProcessorMeter | None = None,
-        devices: meters.DeviceMeter | None = None,
-        every_s: float = SAMPLE_EVERY_S,
-    ) -> None:
-        self._folder = folder
-        self._prices = prices
-        self._processor = processor or meters.ProcessorMeter()
-        self._devices = devices
-        self._every_s = every_s
+    folder: Path
+    prices: PriceList
+    processor: meters.ProcessorMeter = field(default_factory=meters.ProcessorMeter)
+    devices: meters.DeviceMeter | None = None
+    every_s: float = SAMPLE_EVERY_S
+
+    def __post_init__(self) -> None:
         self._host = meters.HostMeter()
         self._num_samples = 0
         self._ranks: dict[int, ClockReading] = {}
@@ -72,9 +67,9 @@ class TelemetrySampler:
         self._thread = threading.Thread(target=self._sample_now_and_then, name="telemetry")
 
     def __enter__(self) -> Self:
-        for leftover in (*self._folder.glob(CLOCKS), *profile_files(self._folder)):
+        for leftover in (*self.folder.glob(CLOCKS), *profile_files(self.folder)):
             leftover.unlink(missing_ok=True)
-        self._earlier = read_spent(self._folder)
+        self._earlier = read_spent(self.folder)
         self._started_s = time.monotonic()
         self._thread.start()
         return self
@@ -83,8 +78,8 @@ class TelemetrySampler:
         self._stop.set()
         self._thread.join()
         self.sample()
-        if self._devices is not None:
-            self._devices.close()
+        if self.devices is not None:
+            self.devices.close()
 
     def sample(self) -> None:
         """Look at everything once. While the context lasts, its thread alone may call it."""
@@ -92,11 +87,11 @@ class TelemetrySampler:
         self._elapsed_s = now_s - self._started_s
         self._num_samples += 1
         self._host.sample()
-        self._processor_j = self._processor.joules()
-        for clock in read_clocks(self._folder):
+        self._processor_j = self.processor.joules()
+        for clock in read_clocks(self.folder):
             self._take(clock)
-        if self._devices is not None:
-            self._devices.sample()
+        if self.devices is not None:
+            self.devices.sample()
         self._note_spent()
 
     def _take(self, clock: ClockReading) -> None:
@@ -111,7 +106,7 @@ class TelemetrySampler:
     def _note_spent(self) -> None:
         """For the next attempt, should this one be cut off."""
         try:
-            write_atomically(self._folder / SPENT, self._spent().model_dump_json(), durable=False)
+            write_atomically(self.folder / SPENT, self._spent().model_dump_json(), durable=False)
         except StorageError as exc:
             LOGGER.warning("telemetry is not written, the training goes on: %s", exc)
 
@@ -129,7 +124,7 @@ class TelemetrySampler:
             num_samples=self._num_samples,
             ranks=ranks,
             host=self._host.summary(),
-            devices=self._devices.summaries() if self._devices else (),
+            devices=self.devices.summaries() if self.devices else (),
             energy=energy,
         )
 
@@ -140,19 +135,19 @@ class TelemetrySampler:
         return result.model_copy(update={"diagnosis": diagnosis})
 
     def _sample_now_and_then(self) -> None:
-        while not self._stop.wait(self._every_s):
+        while not self._stop.wait(self.every_s):
             self.sample()
 
     def _energy(self) -> EnergyUse:
         """Of this attempt."""
-        known_by = self._processor.known_by
-        if self._devices is not None and self._devices.trouble:
-            known_by += f"; {self._devices.trouble}"
+        known_by = self.processor.known_by
+        if self.devices is not None and self.devices.trouble:
+            known_by += f"; {self.devices.trouble}"
         return meters.energy_use(
-            self._prices,
+            self.prices,
             self._processor_j,
             known_by,
-            self._devices.summaries() if self._devices else (),
+            self.devices.summaries() if self.devices else (),
             sum(clock.cpu_s for clock in self._ranks.values()),
         )
 
