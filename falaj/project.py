@@ -19,6 +19,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+
+from falaj.models import open_registry, version_facts
+from flows.config import PipelineConfig, read_pipeline_config
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.run import RunRecord
+from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime
+from tasks.conversion.variants import open_variant
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, RegistryError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.settings import (
@@ -28,17 +38,13 @@ from tasks.kernel.settings import (
     no_project,
     server_environment,
 )
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import RegisteredVersion, Registry
+from tasks.registry.model_folder import read_version, verified_encoders
+from tasks.registry.programs import fetch_version
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from flows.config import PipelineConfig
-    from tasks.contracts.evaluation import Metric
-    from tasks.contracts.release import RegisteredProgram
-    from tasks.contracts.run import RunRecord
-    from tasks.conversion.targets.interface import LoadedModel
     from tasks.imports.column_encoder import LoadedEncoder
-    from tasks.registry.mlflow_registry import RegisteredVersion, Registry
 
 EVENT_TIME = "event_timestamp"
 MOST_ROWS = 4096
@@ -84,8 +90,6 @@ class Project:
     @property
     def config(self) -> PipelineConfig:
         """What `use_case.yaml` says now."""
-        from flows.config import read_pipeline_config
-
         with self._environment():
             return read_pipeline_config(self.path)
 
@@ -136,8 +140,6 @@ class Project:
         Raises:
             ConfigurationError: there is none.
         """
-        from tasks.contracts.run import RunRecord
-
         with self._environment():
             folder = self.settings.latest_report()
         try:
@@ -157,10 +159,6 @@ class Project:
             A row a version: version, aliases, created, metric, value, low, high; the last four are
             empty where it was not judged here.
         """
-        import pandas as pd
-
-        from falaj.models import open_registry, version_facts
-
         columns = ["version", "aliases", "created", "metric", "value", "low", "high"]
         registry = open_registry(self.settings)
         if registry is None:
@@ -227,16 +225,12 @@ class Project:
 
     def training_set(self) -> pd.DataFrame:
         """Rows that the newest run trained, validated and tested on, with their labels."""
-        import pandas as pd
-
         data = self.latest_run().record.dataset.snapshot.data
         return pd.read_parquet(self.settings.store.path(data))
 
     @property
     def _registry(self) -> Registry:
         """The registry; asking for a version of one that is not there makes none."""
-        from falaj.models import open_registry
-
         registry = open_registry(self.settings)
         if registry is None:
             raise RegistryError(
@@ -272,7 +266,6 @@ class Project:
 
 
 def _historical(store: Any, service: Any, keys: pd.DataFrame, at: datetime | str) -> pd.DataFrame:
-    import pandas as pd
 
     from tasks.features.offline.duck import sql_text
 
@@ -341,11 +334,6 @@ class Model:
             DataContractError: a column is absent; `Project.features` adds those of entities. Or a
                 value is no text, or no image.
         """
-        import numpy as np
-        import pandas as pd
-
-        from tasks.conversion.targets.interface import ModelInputs
-
         for column, encoder in self._encoders.items():
             if column not in rows.columns:
                 raise DataContractError(
@@ -369,8 +357,6 @@ class Model:
 
     @cached_property
     def _program(self) -> RegisteredProgram:
-        from tasks.registry.connection import RegistryLocation
-        from tasks.registry.programs import fetch_version
 
         settings = self.project.settings
         return fetch_version(self.registered.ref, RegistryLocation.of(settings), settings.store)
@@ -381,7 +367,6 @@ class Model:
         if not self._program.raw_columns.encoders:
             return {}
         from tasks.imports.column_encoder import LoadedEncoder
-        from tasks.registry.model_folder import verified_encoders
 
         found = verified_encoders(self.registered)
         return {c: LoadedEncoder(folder, c, self.project.path) for c, folder in found.items()}
@@ -389,10 +374,6 @@ class Model:
     @cached_property
     def _loaded(self) -> LoadedModel:
         """The variant that answers fastest on this hardware, as a server would take it."""
-        from tasks.conversion.targets.interface import Runtime
-        from tasks.conversion.variants import open_variant
-        from tasks.registry.model_folder import read_version
-
         record = read_version(self.registered)
         entries = record.variants.variants if record.variants else ()
         for entry in entries:
