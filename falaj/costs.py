@@ -7,18 +7,15 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from falaj.context import Here, Last, Shown, row
+from falaj.context import Context, Here, Last, Shown, row
 from falaj.platform import platform_files
 from tasks.contracts.hardware import CPU, GPU, kind_of, read_classes
 from tasks.contracts.telemetry import ResourceUse
 from tasks.costs.forecast import MIN_DAYS, MOST_DAYS, by_day, days_until_full, mean_wait, month_cost
 from tasks.costs.ledger import CostLedger, Entry
-
-if TYPE_CHECKING:
-    from falaj.context import Context
-    from tasks.kernel.settings import Settings
+from tasks.kernel.settings import Settings
 
 By = Literal["model", "use-case", "owner", "stage", "class", "day", "run"]
 KEYS: dict[By, Callable[[Entry], str]] = {

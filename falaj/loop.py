@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
@@ -25,19 +25,17 @@ from falaj.context import (
 )
 from falaj.models import gate_lines
 from falaj.session import run_flow
+from flows.config import PipelineConfig, read_import_config
+from tasks.contracts.release import (
+    CompressionResult,
+    ImportedModel,
+    ModelVariant,
+    RecalibrationResult,
+)
 from tasks.contracts.replay import PolicyName
+from tasks.contracts.training import SearchResult
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.extras import require_extras
-
-if TYPE_CHECKING:
-    from flows.config import PipelineConfig
-    from tasks.contracts.release import (
-        CompressionResult,
-        ImportedModel,
-        ModelVariant,
-        RecalibrationResult,
-    )
-    from tasks.contracts.training import SearchResult
 
 
 def run(*, exit_code: bool = False, context: Here) -> Shown:
@@ -371,7 +369,6 @@ def import_model(file: Path, /, *, context: Here) -> Shown:
         falaj import feature_repo/models/sentence-encoder.yaml
     """
     require_extras("convert")
-    from flows.config import read_import_config
 
     description = read_import_config(file)
 

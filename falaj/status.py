@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from cyclopts import App
 
 from falaj.context import EXIT_FAILED, Context, Here, Shown, row
 from falaj.models import open_registry, quality_text, version_facts
 from falaj.platform import platform_files
+from flows.config import PipelineConfig, read_pipeline_config
 from infra.orchestration.client import is_running
 from tasks.kernel.errors import ArtifactError, ConfigurationError, NotRunningError
 from tasks.kernel.settings import PROJECT_ROOT, USE_CASE_FILE, Settings, platform_address
-
-if TYPE_CHECKING:
-    from flows.config import PipelineConfig
 
 HIDDEN = "***"
 config = App(name="config")
@@ -39,7 +37,6 @@ def status(*, context: Here) -> Shown:
         falaj status
         falaj status --json
     """
-    from flows.config import read_pipeline_config
     from infra.platform.health import read_status, table
 
     files, settings = platform_files(context), context.settings
@@ -252,8 +249,6 @@ def _settings_values(settings: Settings, named: dict[str, str]) -> Iterator[Valu
 
 def _use_case_values(repo: Path) -> Iterator[Valued]:
     import yaml
-
-    from flows.config import read_pipeline_config
 
     use_case = read_pipeline_config(repo)
     loader = yaml.SafeLoader((repo / USE_CASE_FILE).read_text("utf-8"))

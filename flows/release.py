@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import pandas as pd
 import pyarrow as pa
 from prefect import flow
 from prefect.logging import get_run_logger
@@ -36,10 +37,6 @@ from tasks.release.rollout import Cycle
 from tasks.release.task import act_on_release, begin_release, evaluate_release, find_open_release
 from tasks.release.traffic import Gateway, ServerTraffic, Traffic, has_server
 from tasks.reporting.task import show_release
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 CYCLE_S = 60.0
 

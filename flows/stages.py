@@ -23,10 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
+from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 from prefect import Flow, get_client, runtime
+from prefect.client.schemas.objects import FlowRun, State
 
+from flows.config import PipelineConfig
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
 from tasks.contracts.run import StageRoute, StageTime
@@ -42,13 +44,6 @@ from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import ArtifactStore, Settings, named_artifacts
 from tasks.lineage.task import RECORDED as TOLD
 from tasks.training.telemetry.meters import DeviceMeter, ProcessorMeter
-
-if TYPE_CHECKING:
-    from prefect import Flow
-    from prefect.client.schemas.objects import FlowRun, State
-
-    from flows.config import PipelineConfig
-
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from falaj.context import Here, Shown, row
+from falaj.onboarding.findings import Finding, exit_code
 from falaj.setup import copy_example
 
 if TYPE_CHECKING:
     from falaj.onboarding.checks import CheckReport
-    from falaj.onboarding.findings import Finding
 
 Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 
@@ -27,7 +27,6 @@ def check(*, context: Here) -> Shown:
         falaj check --project shop --json
     """
     from falaj.onboarding.checks import check_project
-    from falaj.onboarding.findings import exit_code
 
     report = check_project(context.settings.feature_repo)
     findings = sorted(report.findings, key=lambda finding: finding.severity)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -25,9 +25,6 @@ from tasks.kernel import errors
 from tasks.kernel.files import flush_to_disk, make_folder
 from tasks.kernel.settings import MLFLOW_SCHEMA, Settings
 from tasks.metadata.database import held_everywhere
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 LOCK_WAIT_S = 120.0
 SQLITE_SCHEME = "sqlite:///"

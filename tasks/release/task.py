@@ -6,7 +6,6 @@ None is cached: what they change is in the metadata database, which keeps each d
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
 from prefect.events import emit_event
@@ -15,13 +14,10 @@ from tasks.contracts.rollout import Action
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 from tasks.release.config import ReleaseConfig
+from tasks.release.evidence import RequestLog
 from tasks.release.records import BY_ITSELF, ByHand, Release
-from tasks.release.rollout import Cycle
-
-if TYPE_CHECKING:
-    from tasks.release.evidence import RequestLog
-    from tasks.release.rollout import Champions, Releasing
-    from tasks.release.traffic import Traffic
+from tasks.release.rollout import Champions, Cycle, Releasing
+from tasks.release.traffic import Traffic
 
 EVENTS = {
     Action.START: "falaj.release.started",
@@ -170,7 +166,6 @@ def _report(before: Release, cycle: Cycle) -> None:
 
 def _releasing(traffic: Traffic, champions: Champions) -> Releasing:
     from tasks.release.ledger import ReleaseLedger
-    from tasks.release.rollout import Releasing
 
     ledger = ReleaseLedger(Settings.from_environment().metadata_url)
     return Releasing(ledger, traffic, champions)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from markupsafe import Markup
 from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
@@ -16,11 +16,13 @@ from tasks.contracts.training import StudyRecord
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings, platform_address
 from tasks.reporting.gallery import as_data_url
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-    from tasks.reporting.page import ReportFiles
+from tasks.reporting.page import (
+    ReportFiles,
+    announcement,
+    pictures_of,
+    write_compression,
+    write_report,
+)
 
 # Never cached: a report that someone removed is written again, and it takes a moment only.
 
@@ -39,8 +41,6 @@ def publish_report(record: RunRecord) -> ReportFiles:
         ConfigurationError: the run id cannot name a folder. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.page import announcement, pictures_of, write_report
-
     settings = Settings.from_environment()
     files = write_report(record, settings.store, settings.reports)
     mlflow = platform_address(settings.home, "mlflow_url")  # reports are beside it
@@ -148,8 +148,6 @@ def publish_compression(result: CompressionResult) -> str:
     Raises:
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.page import write_compression
-
     settings, parent = Settings.from_environment(), result.compression.parent
     path, text = write_compression(result, settings.reports)
     outcome = "refused" if result.judged.refusal else "registered"
