@@ -357,6 +357,7 @@ class Group:
         self.wanted, self.reason = decision.count, decision.reason
 
 
+@dataclass
 class Clock:
     """Notices when the machine's clock was set back, against the clock that counts from its boot.
 
@@ -370,17 +371,15 @@ class Clock:
         steady: seconds, by one that cannot.
     """
 
-    def __init__(
-        self,
-        shown: Callable[[], float] = time.time,
-        steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
-    ) -> None:
-        self._shown, self._steady = shown, steady
-        self._ahead_s = shown() - steady()
+    shown: Callable[[], float] = time.time
+    steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def __post_init__(self) -> None:
+        self._ahead_s = self.shown() - self.steady()
 
     def set_back_s(self) -> float:
         """Seconds by which it was set back since the last call; 0 where it was not."""
-        ahead_s = self._shown() - self._steady()
+        ahead_s = self.shown() - self.steady()
         back_s, self._ahead_s = self._ahead_s - ahead_s, ahead_s
         return back_s if back_s >= CLOCK_STEP_S else 0.0
 

@@ -174,6 +174,7 @@ class DealtGroup:
         return owners
 
 
+@dataclass(eq=False)
 class SnapshotFile:
     """A snapshot, and the decoding of it.
 
@@ -189,36 +190,31 @@ class SnapshotFile:
         ArtifactError, TransientError, StorageError: as `PartialCopy.bring`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        columns: DatasetSchema,
-        num_shards: int,
-        *,
-        is_distilled: bool = False,
-        partial: PartialCopy | None = None,
-    ) -> None:
-        self.path = path
-        self.columns = columns
-        self.layout = RowLayout(len(columns.numeric), len(columns.categorical), is_distilled)
-        self.num_shards = num_shards
-        self._partial = partial
-        if partial:
-            partial.bring(-1)
+    path: Path
+    columns: DatasetSchema
+    num_shards: int
+    is_distilled: bool = False
+    partial: PartialCopy | None = None
+
+    def __post_init__(self) -> None:
+        columns = self.columns
+        self.layout = RowLayout(len(columns.numeric), len(columns.categorical), self.is_distilled)
+        if self.partial:
+            self.partial.bring(-1)
         try:
             # Dictionary columns: a category's text is decoded once, not once a row.
-            self._file = pq.ParquetFile(path, read_dictionary=list(columns.categorical))
+            self._file = pq.ParquetFile(self.path, read_dictionary=list(columns.categorical))
         except (pa.ArrowInvalid, OSError) as exc:
             raise DataContractError(
-                f"snapshot {path.name} cannot be read as Parquet ({exc}); build it again"
+                f"snapshot {self.path.name} cannot be read as Parquet ({exc}); build it again"
             ) from exc
         check_types(self._file.schema_arrow, columns)
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Another one for other content."""
-        if self._partial:
-            return (self._partial.sha256,)
+        if self.partial:
+            return (self.partial.sha256,)
         file = self.path.stat()
         return str(self.path), file.st_size, file.st_mtime_ns
 
@@ -258,8 +254,8 @@ class SnapshotFile:
         """
         if dealt.shards().isdisjoint(shards):
             return
-        if self._partial:
-            self._partial.bring(group)
+        if self.partial:
+            self.partial.bring(group)
         owners, begin = dealt.owners(), 0
         for table in self._tables(group):
             part = owners[begin : begin + table.num_rows]
