@@ -22,7 +22,7 @@ from tasks.features.offline.duck import (
     sql_text,
 )
 from tasks.features.offline.spark_tables import SparkTables
-from tasks.features.tables.build import register_raw, rows_of, run_query
+from tasks.features.tables.build import Queries, run_query
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
@@ -59,13 +59,13 @@ def write_entities(
     spec = config.training_set
     folders = {t.name: store.path(t.artifact) for t in tables.raw}
     with duckdb_session(target.parent) as con, SparkTables.chosen(repo, store) as spark:
-        register_raw(con, folders, config, repo, spark=spark)
-        query = frame_query(repo, config)
-        text = rows_of(con, query, window, spec.origin, spark)
+        queries, query = Queries(con, config, repo, spark), frame_query(repo, config)
+        queries.register_raw(folders)
+        text = queries.rows_of(query, window, spec.origin)
         statement = f"CREATE TEMP TABLE frame AS {plain_frame(con, text, spec)}"
         run_query(con, statement, spec.origin)
         _check_frame(con, spec, text, window)
-        _check_narrower_window(con, spec, query, window, spark)
+        _check_narrower_window(queries, query, window)
         label, reason = sql_name(spec.label_column), sql_name(spec.exclusion)
         counted = con.execute(
             f"SELECT {reason}, count(*) FROM frame WHERE {label} IS NULL GROUP BY 1 ORDER BY 1"
@@ -122,18 +122,13 @@ def _check_frame(
         )
 
 
-def _check_narrower_window(
-    con: duckdb.DuckDBPyConnection,
-    spec: TrainingSet,
-    query: str,
-    window: TimeWindow,
-    spark: SparkTables | None,
-) -> None:
+def _check_narrower_window(queries: Queries, query: str, window: TimeWindow) -> None:
     """See that the query keeps to a window that ends before the data do, as drift checks ask."""
+    con, origin = queries.con, queries.config.training_set.origin
     quarter = (window.end - window.start) / 4
     inner = TimeWindow(start=window.start + quarter, end=window.end - quarter)
-    text = rows_of(con, query, inner, spec.origin, spark)
-    run_query(con, f"CREATE OR REPLACE TEMP TABLE narrower AS {text}", spec.origin)
+    text = queries.rows_of(query, inner, origin)
+    run_query(con, f"CREATE OR REPLACE TEMP TABLE narrower AS {text}", origin)
     set_window(con, window)
     moment = sql_name(EVENT_TIME)
     total, before, after = con.execute(
@@ -144,7 +139,7 @@ def _check_narrower_window(
     con.execute("DROP TABLE narrower")
     if before or after:
         raise DataContractError(
-            f"entity frame of {spec.origin}: asked for {inner}, it gives {before:,} rows before "
+            f"entity frame of {origin}: asked for {inner}, it gives {before:,} rows before "
             f"and {after:,} after that, of {total:,}; expected none. Bound {EVENT_TIME} by "
             "getvariable('window_start') and getvariable('window_end') in the query: drift checks "
             "ask for other windows than training. Nothing was retrieved"

@@ -84,6 +84,15 @@ class Contract(Frozen):
     model_config = ConfigDict(extra="forbid", field_title_generator=field_title)
 
 
+class Described(Contract):
+    """Base of settings and results whose fields say below themselves what they mean.
+
+    Schemas and forms show these words. `Field(description=...)` says the same, where it is shorter.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
 class Artifact(Contract):
     """One file or folder in the artifact store."""
 
