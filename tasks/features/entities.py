@@ -13,14 +13,7 @@ from tasks.contracts.data import DatasetSchema, ExcludedRows, FeatureTables, Num
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.declared.columns import class_number, plain_frame
 from tasks.features.declared.queries import frame_query
-from tasks.features.offline.duck import (
-    NUMBERS,
-    duckdb_session,
-    endless_numbers,
-    set_window,
-    sql_name,
-    sql_text,
-)
+from tasks.features.offline import duck
 from tasks.features.offline.spark_tables import SparkTables
 from tasks.features.tables.build import Queries, run_query
 from tasks.kernel.errors import ConfigurationError, DataContractError
@@ -58,7 +51,7 @@ def write_entities(
     """Write the labelled entity rows; return what was left out, and what labels are like."""
     spec = config.training_set
     folders = {t.name: store.path(t.artifact) for t in tables.raw}
-    with duckdb_session(target.parent) as con, SparkTables.chosen(repo, store) as spark:
+    with duck.duckdb_session(target.parent) as con, SparkTables.chosen(repo, store) as spark:
         queries, query = Queries(con, config, repo, spark), frame_query(repo, config)
         queries.register_raw(folders)
         text = queries.rows_of(query, window, spec.origin)
@@ -66,7 +59,7 @@ def write_entities(
         run_query(con, statement, spec.origin)
         _check_frame(con, spec, text, window)
         _check_narrower_window(queries, query, window)
-        label, reason = sql_name(spec.label_column), sql_name(spec.exclusion)
+        label, reason = duck.sql_name(spec.label_column), duck.sql_name(spec.exclusion)
         counted = con.execute(
             f"SELECT {reason}, count(*) FROM frame WHERE {label} IS NULL GROUP BY 1 ORDER BY 1"
         ).fetchall()
@@ -75,7 +68,7 @@ def write_entities(
         ).fetchall()[0]
         con.execute(
             f"COPY (SELECT * EXCLUDE ({reason}) FROM frame WHERE {label} IS NOT NULL) "
-            f"TO {sql_text(target)} (FORMAT parquet)"
+            f"TO {duck.sql_text(target)} (FORMAT parquet)"
         )
     excluded = tuple(ExcludedRows(reason=why or "unstated", num_rows=n) for why, n in counted)
     return excluded, NumberSummary(mean=mean, deviation=deviation, low=low, high=high)
@@ -96,7 +89,7 @@ def _check_frame(
             f"query {spec.origin} gives {EVENT_TIME} as {types[EVENT_TIME]}, expected a "
             f"moment; write {EVENT_TIME}::TIMESTAMPTZ. Nothing was retrieved"
         )
-    row_id, moment, label = (sql_name(c) for c in (spec.row_id, EVENT_TIME, spec.label_column))
+    row_id, moment, label = (duck.sql_name(c) for c in (spec.row_id, EVENT_TIME, spec.label_column))
     total, distinct, labelled, outside = con.execute(
         f"SELECT count(*), count(DISTINCT {row_id}), count({label}), count(*) FILTER ("
         f"{moment} < getvariable('window_start') OR {moment} >= getvariable('window_end') "
@@ -115,7 +108,7 @@ def _check_frame(
         )
     _check_label(con, spec, text, types[spec.label_column])
     others = types.keys() - set(spec.numeric)
-    if endless := endless_numbers(con, "frame", {*others, *spec.unbounded}):
+    if endless := duck.endless_numbers(con, "frame", {*others, *spec.unbounded}):
         raise DataContractError(
             f"entity frame of {spec.origin}: {endless}; expected numbers. Divide by nullif(..., 0) "
             "there, or name the column among `unbounded` of the training set. Nothing was retrieved"
@@ -129,8 +122,8 @@ def _check_narrower_window(queries: Queries, query: str, window: TimeWindow) -> 
     inner = TimeWindow(start=window.start + quarter, end=window.end - quarter)
     text = queries.rows_of(query, inner, origin)
     run_query(con, f"CREATE OR REPLACE TEMP TABLE narrower AS {text}", origin)
-    set_window(con, window)
-    moment = sql_name(EVENT_TIME)
+    duck.set_window(con, window)
+    moment = duck.sql_name(EVENT_TIME)
     total, before, after = con.execute(
         f"SELECT count(*), count(*) FILTER ({moment} < ?::TIMESTAMPTZ), "
         f"count(*) FILTER ({moment} >= ?::TIMESTAMPTZ) FROM narrower",
@@ -148,8 +141,8 @@ def _check_narrower_window(queries: Queries, query: str, window: TimeWindow) -> 
 
 def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, text: str, kind: str) -> None:
     """See that every known label is 0 or 1, a class, or a finite number, as the task wants it."""
-    label, is_number = sql_name(spec.label_column), spec.task == "regression"
-    fits, rows = "TRUE" if kind in NUMBERS or kind.startswith("DECIMAL") else "FALSE", "frame"
+    label, is_number = duck.sql_name(spec.label_column), spec.task == "regression"
+    fits, rows = "TRUE" if kind in duck.NUMBERS or kind.startswith("DECIMAL") else "FALSE", "frame"
     if fits == "TRUE":
         fits = f"isfinite({label}::DOUBLE)" if is_number else f"{label} IN (0, 1)"
     if spec.classes:  # the frame holds their numbers
