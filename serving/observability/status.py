@@ -8,7 +8,6 @@ import asyncio
 import base64
 import hashlib
 import json
-import logging
 import os
 import time
 from collections import deque
@@ -31,8 +30,6 @@ from serving.observability.metrics import (
 )
 from serving.observability.tracing import Tracing
 from serving.repeated import Repeated
-
-logger = logging.getLogger(__name__)
 
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 OF_VERSION = ("version", "state", "reason", "variant", "hardware", "platform")
