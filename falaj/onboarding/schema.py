@@ -86,7 +86,7 @@ def _fields_at(path: Sequence[str | int]) -> dict[str, str]:
         inner = [schema["$defs"][name] for name in re.findall(r"#/\$defs/(\w+)", given)]
         parts = inner or parts
     return {
-        name: " ".join(field.get("description", "").split())
+        name: field.get("description", "")
         for part in parts
         for name, field in part.get("properties", {}).items()
     }

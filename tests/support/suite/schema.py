@@ -37,9 +37,6 @@ def use_case_schema() -> dict[str, Any]:
         for field in derived:
             parts[name]["properties"][field].pop("default", None)
     schema["properties"]["registry"].pop("default")
-    for part in (schema, *parts.values()):  # where a line of code ends is no one else's matter
-        for field in part.get("properties", {}).values():
-            field |= {k: " ".join(v.split()) for k, v in field.items() if k == "description"}
     schema["properties"]["model"] = parts["TrainingConfig"]["properties"]["model"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
