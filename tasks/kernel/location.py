@@ -310,12 +310,9 @@ class Location:
 
 def is_loopback(host: str) -> bool:
     """Whether nothing that is sent to a host, as URLs name it, leaves this machine."""
-    if host == "localhost":
-        return True
-    try:
+    with suppress(ValueError):
         return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"
 
 
 def part_bytes(num_bytes: int) -> int:

@@ -12,16 +12,8 @@ from html import escape
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    NonNegativeInt,
-    ValidationError,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic.annotated_handlers import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from tasks.kernel.errors import ConfigurationError
@@ -109,7 +101,7 @@ class Described(Contract):
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
+    ) -> dict[str, Any]:
         schema = handler(core)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
         for kind in cls.__mro__[: cls.__mro__.index(Described)]:
@@ -123,14 +115,12 @@ class Described(Contract):
 def _words_below(module: str) -> dict[str, dict[str, str]]:
     """What a module says below the fields of its classes, by class and field, each on one line."""
     found: dict[str, dict[str, str]] = {}
-    for part in ast.parse(inspect.getsource(sys.modules[module])).body:
-        for pair in pairwise(part.body if isinstance(part, ast.ClassDef) else ()):
+    parts = ast.parse(inspect.getsource(sys.modules[module])).body
+    for kind in (part for part in parts if isinstance(part, ast.ClassDef)):
+        for pair in pairwise(kind.body):
             match pair:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    found.setdefault(part.name, {})[name] = " ".join(text.split())
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found.setdefault(kind.name, {})[name] = " ".join(text.split())
     return found
 
 
