@@ -206,8 +206,8 @@ class RetrainingPolicy(Contract):
         ge=1.1,
         le=100,
         description="Retrain without any drift where the days to train on have grown by this "
-        "factor since the champion's; where no champion came of it, after as much growth again. "
-        "Empty: only drift retrains.",
+        "factor since the champion's; where no champion came of it, again when a whole window of "
+        "the drift check is new. Empty: only drift retrains.",
     )
     max_runs_per_week: NonNegativeInt = Field(
         default=3,

@@ -86,7 +86,7 @@ class DriftConfig(Described):
     """Of a regression: a smaller loss of R2 is no reason to retrain."""
     min_skill_drop: float = Field(default=0.05, ge=0, le=1)
     """Of a regression: loss of skill (over the baseline, on the same rows) from which the model has
-    gone stale. A window that is harder for all costs R2, not skill."""
+    gone stale, if R2 fell too. A harder window costs R2, not skill."""
 
     # A change that is too slow or too small for one window
     slow_change_days: int = Field(default=120, ge=30, le=36_500)

@@ -168,16 +168,18 @@ def leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, s
 
 
 def baseline_model(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """AUC (or R2) is at most a margin below that of the baseline model on the same rows."""
+    """AUC (or R2) is at most a margin below the baseline model's; or the champion is worse."""
     report, margin = evidence.evaluation, config.baseline_model_margin
     comparison = _only(report.comparisons, "yardstick")
     if comparison is None:
         return False, "there is not exactly one comparison with the baseline model"
     difference, name = comparison.primary, report.baseline_model.primary_name
-    return _within(difference.value, -margin, report.overall), (
+    instead = "" if _within(difference.value, -margin, report.overall) else _instead(evidence)
+    floor = -math.inf if instead else -margin
+    return _within(difference.value, floor, report.overall), (
         f"{name} minus that of {report.baseline_model_name} "
         f"({report.baseline_model.primary.value:.4f}) is {difference:+.4f}, "
-        f"allowed from -{margin:.4f}"
+        f"allowed from -{margin:.4f}{instead}"
     )
 
 
@@ -264,16 +266,36 @@ def _auc_of(part: SliceMetrics) -> Metric | None:
 
 
 def baseline(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """The model knows more than the baseline, beyond doubt."""
+    """The model knows more than the baseline, beyond doubt; or the champion is worse."""
     overall, floor = evidence.evaluation.overall, config.min_skill
     name = evidence.evaluation.baseline_name
     if name is None:
         return True, "no baseline is named"
     if not isinstance(overall, RegressionMetrics) or overall.skill is None:
         return False, f"the skill over the baseline {name} is not known"
-    return floor < overall.skill.low <= 1, (
+    low = overall.skill.low
+    instead = "" if low > floor else _instead(evidence)
+    return low <= 1 and (low > floor or bool(instead)), (
         f"skill over the baseline {name} is {overall.skill:.4f}; its lower bound has to lie "
-        f"above {floor:.4f}"
+        f"above {floor:.4f}{instead}"
+    )
+
+
+def _instead(evidence: Evidence) -> str:
+    """Why no plain prediction refuses the candidate; nothing where one does.
+
+    On the same rows the champion surely errs more: to refuse the candidate would keep what is worse
+    still.
+    """
+    current = evidence.champion
+    if current is None:
+        return ""
+    comparison = _only(evidence.evaluation.comparisons, f"champion:{current.version}")
+    if comparison is None or not comparison.error.high < 0:
+        return ""
+    return (
+        f"; not asked for, since version {current.version}, which serves now, surely errs more on "
+        f"these rows: {comparison.error_name} changed by {comparison.error:+.4f}"
     )
 
 

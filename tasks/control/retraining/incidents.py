@@ -150,14 +150,13 @@ def _answer_trouble(
 def _did_not_help(incidents: Incidents, incident: Incident, result: StoredResult) -> str | None:
     """What has ended and left the trouble; a retraining alone is given time for newer rows.
 
-    One for more days is repeated once these have grown as much again.
+    One for more days is repeated once all rows that would judge it are new.
     """
     if incident.recalibrated:
         return KINDS[Action.RECALIBRATE]
-    days, growth = result.policy.retrain_again_days, result.policy.retrain_at_growth
-    if incident.cause is Cause.GROWTH and growth is not None:
-        days = (result.evidence.train_days or 0.0) * (1 - 1 / growth)
-    again = timedelta(days=days)
+    again, window = timedelta(days=result.policy.retrain_again_days), result.evidence.window
+    if incident.cause is Cause.GROWTH:
+        again = window.end - window.start
     if incident.retrained_at is not None and incidents.now - incident.retrained_at >= again:
         return KINDS[Action.RETRAIN]
     return None

@@ -38,12 +38,14 @@ class PerformanceChange:
         A harder month lowers the AUC of a model that is still right: its scores lie closer
         together, and it errs just as much as they say. A stale one errs more than its scores say,
         by far or with a lower AUC. In a harder month the baseline errs more too, on the very same
-        rows, and the skill of a regression holds; without a baseline R2 decides.
+        rows, and the skill of a regression holds; where R2 holds and the skill fell, the baseline
+        became better and not the model worse. Without a baseline R2 decides.
         """
         if self.beyond is None:
             return self.fell(config)
         if self.is_number:
-            return self.beyond.high < 0 and -self.beyond.value >= config.min_skill_drop
+            lost = self.beyond.high < 0 and -self.beyond.value >= config.min_skill_drop
+            return lost and self.fell(config)
         grossly = self.beyond.value >= MIN_EXCESS_RISE
         return self.beyond.low > 0 and (grossly or self.fell(config))
 

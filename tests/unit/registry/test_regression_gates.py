@@ -23,7 +23,7 @@ CONFIG = PromotionConfig(min_r2=0.8, max_plausible_r2=0.99, min_skill=0.1, max_b
 
 
 def comparison(against: str, difference: float) -> RegressionComparison:
-    changes = {"r2_difference": metric(difference, 0.001), "rmse_difference": metric(-2.0, 1.0)}
+    changes = {"r2_difference": metric(difference, 0.001), "rmse_difference": metric(-2.0, 3.0)}
     return RegressionComparison(against=against, **changes)
 
 
@@ -103,6 +103,30 @@ def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
 ) -> None:
     report = edited(numbers.evaluation, path, value)
     assert words in closed(replace(numbers, evaluation=report), CONFIG)[gate]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "gate"),
+    [
+        ("overall.skill.low", 0.0, "baseline"),
+        ("comparisons.0.r2_difference.value", -0.0051, "baseline-model"),
+    ],
+)
+def test_no_plain_prediction_keeps_a_champion_that_surely_errs_more(
+    numbers: Evidence, path: str, value: float, gate: str
+) -> None:
+    report = edited(numbers.evaluation, path, value)
+    better = edited(report, "comparisons.1.rmse_difference", metric(-20.0, 5.0))
+
+    assert gate in closed(replace(numbers, evaluation=report), CONFIG)
+    assert closed(replace(numbers, evaluation=better), CONFIG) == {}
+
+    alone = replace(numbers, evaluation=better, champion=None)
+    nonsense = (edited(better, path, NAN), edited(better, path, float("inf")))
+    low = edited(better, "overall.r2.value", 0.79)
+    assert gate in closed(alone, CONFIG)
+    assert all(gate in closed(replace(numbers, evaluation=each), CONFIG) for each in nonsense)
+    assert "r2-floor" in closed(replace(numbers, evaluation=low), CONFIG)
 
 
 def test_slices_of_another_task_close_the_gate(numbers: Evidence, good: Evidence) -> None:

@@ -42,7 +42,7 @@ def test_an_incident_has_one_run_however_long_it_lasts_and_a_promotion_ends_it(
     assert len(controller.runs.by_key) == 2
 
 
-def test_days_that_have_grown_are_learnt_from_once_until_they_have_grown_as_much_again(
+def test_days_that_have_grown_are_learnt_from_again_once_the_whole_window_is_new(
     database: Path,
 ) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,8 +61,8 @@ def test_days_that_have_grown_are_learnt_from_once_until_they_have_grown_as_much
 
     assert see(49) == [Outcome.NOTHING_TO_DO]
     assert see(50) == [Outcome.ACTS]  # of 150 days, and its candidate was refused
-    assert see(124) == [Outcome.SAME_INCIDENT]
-    assert see(125) == [Outcome.ACTS]  # of 225 days
+    assert see(56) == [Outcome.SAME_INCIDENT]
+    assert see(57) == [Outcome.ACTS]
     assert len(controller.runs.by_key) == 2
 
 
