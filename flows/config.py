@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
-from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.data import DataSplits
 from tasks.control.config import RetrainingPolicy, RoutingConfig, StageLease
@@ -28,7 +28,7 @@ from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, Row
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME, no_project
-from tasks.kernel.values import checked, faults
+from tasks.kernel.values import Described, checked, faults
 from tasks.registry.config import PromotionConfig, RegistryConfig, named_after
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
@@ -40,7 +40,7 @@ NEWEST = timedelta(days=30)
 """The drift check of a run looks at least at so much of the test window, where it is that long."""
 
 
-class SplitDates(Contract):
+class SplitDates(Described):
     """Splits that follow on one another, by the days on which they begin."""
 
     start: datetime = Field(description="Begin of the window and of training.")
@@ -81,7 +81,7 @@ def _current(given: dict[str, Any]) -> TimeWindow:
     return TimeWindow(start=max(test.start, end - max((end - test.start) / 6, NEWEST)), end=end)
 
 
-class PipelineConfig(Contract):
+class PipelineConfig(Described):
     """One use case: its data, its windows, and how each stage is to be done."""
 
     name: str = Field(pattern=USE_CASE_NAME, max_length=60, description="Use case.")
@@ -92,15 +92,11 @@ class PipelineConfig(Contract):
         description="Days on which training, validation and test begin, and the end: "
         f"`{SHORT_SPLITS}`; or `train`, `validation` and `test`, each with `start` and `end`."
     )
-    window: TimeWindow = Field(
-        default_factory=_window,
-        description="Window that is refreshed and retrieved; by default that of all splits.",
-    )
-    current: TimeWindow = Field(
-        default_factory=_current,
-        description="Window that the drift check looks at; by default the newest of the test "
-        "window with known labels.",
-    )
+    window: TimeWindow = Field(default_factory=_window)
+    """Window that is refreshed and retrieved; by default that of all splits."""
+    current: TimeWindow = Field(default_factory=_current)
+    """Window that the drift check looks at; by default the
+    newest of the test window with known labels."""
     monitoring: MonitoringConfig = MonitoringConfig()
     training: TrainingConfig = TrainingConfig()
     lease: StageLease = StageLease()
@@ -324,7 +320,7 @@ def suites_of(config: PipelineConfig, repo: Path) -> Suites:
     )
 
 
-class ImportConfig(Contract):
+class ImportConfig(Described):
     """One model that was trained elsewhere: its files, its texts, its name, its conversion."""
 
     encoder: EncoderConfig | None = Field(default=None, description="Files of a text encoder.")
@@ -332,9 +328,8 @@ class ImportConfig(Contract):
     program: ProgramConfig | None = Field(default=None, description="A program that is ready.")
     rows: RowsConfig | None = Field(default=None, description="Rows that are ready.")
     registry: RegistryConfig = Field(description="Name that the model is registered under.")
-    conversion: ConversionConfig = Field(
-        default=ConversionConfig(), description="What it is converted into, and when that is kept."
-    )
+    conversion: ConversionConfig = ConversionConfig()
+    """What it is converted into, and when that is kept."""
 
     @model_validator(mode="after")
     def _one_model_and_its_rows(self) -> Self:

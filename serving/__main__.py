@@ -48,7 +48,6 @@ SWITCH_S = 0.0005
 """The event loop asks for the interpreter after each wait; a thread that writes the log, reads
 features or loads a version gives it back so soon. Python's 5 ms would be added to every answer
 meanwhile."""
-_log = logging.getLogger("serving")
 
 
 def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf]) -> int:

@@ -19,11 +19,11 @@ from serving.interfaces import Observer, Pages
 from serving.protocol.front import Front
 from serving.protocol.http.listener import Listener, admin_listener, bound_socket, public_listener
 from serving.protocol.http.pages import admin_pages, admin_token
-from serving.security.config import is_loopback
 from serving.security.guard import OpenGuard, Secured
 from tasks.contracts.serving import address_file, lock_file, read_addresses
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import locked, private_folder, write_atomically
+from tasks.kernel.location import is_loopback
 
 if TYPE_CHECKING:
     import grpc.aio

@@ -51,11 +51,10 @@ class HttpConfig(_Section):
     keep_alive_s: PositiveFloat = Field(default=75.0, le=86_400)
     """Idle connections are closed after; above a proxy's."""
     track_header: bool = Field(
-        default=True,
-        validation_alias=AliasChoices("track_header", "slot_header"),
-        description="Follow `x-falaj-slot`. False where clients reach the server without an edge "
-        "that removes the header they send.",
+        default=True, validation_alias=AliasChoices("track_header", "slot_header")
     )
+    """Follow `x-falaj-slot`. False where clients reach the server without an edge that removes the
+    header they send."""
 
 
 class GrpcConfig(_Section):
@@ -183,10 +182,9 @@ class ServingConfig(_Section):
     entities: EntityConfig = EntityConfig()
     security: SecuritySection = SecuritySection()
     observability: ObservabilityConfig = Field(
-        default=ObservabilityConfig(),
-        validation_alias=AliasChoices("observability", "seeing"),
-        description="`seeing` is its former name.",
+        default=ObservabilityConfig(), validation_alias=AliasChoices("observability", "seeing")
     )
+    """`seeing` is its former name."""
 
     @model_validator(mode="after")
     def _names_and_ports_differ(self) -> Self:

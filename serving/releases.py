@@ -13,6 +13,7 @@ from serving.config import ServingConfig
 from serving.engine.engine import ModelEngine
 from serving.errors import ServingError
 from serving.interfaces import TRACKS
+from serving.repeated import Repeated
 from tasks.kernel.errors import FalajError, TransientError
 from tasks.kernel.settings import Settings
 from tasks.release.ledger import ReleaseLedger, tracks_at_start
@@ -33,11 +34,11 @@ class FollowedReleases:
     """
 
     def __init__(self, engine: ModelEngine, settings: Settings, config: ServingConfig) -> None:
-        self._engine, self._settings, self._poll_s = engine, settings, config.poll_s
+        self._engine, self._settings = engine, settings
         self._models = [model.name for model in config.models if model.on_move == "offer"]
         self._seen: dict[str, tuple[str, int] | None] = {}
         self._trouble: str | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._following = Repeated("following releases", config.poll_s, self._look_at_all)
 
     async def start(self) -> None:
         """Begin with the tracks of open releases, or with those of the other processes.
@@ -45,22 +46,17 @@ class FollowedReleases:
         The alias names the candidate of an open release already. Where tracks cannot be known or
         had, the alias decides, and the release's next cycle corrects it.
         """
-        for model in self._models:
-            await self._look(model)
+        await self._look_at_all()
         if self._models:
-            self._task = asyncio.create_task(self._follow(), name="releases")
+            self._following.start()
 
     async def stop(self) -> None:
         """Follow no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._following.stop()
 
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_s)
-            for model in self._models:
-                await self._look(model)
+    async def _look_at_all(self) -> None:
+        for model in self._models:
+            await self._look(model)
 
     async def _look(self, model: str) -> None:
         """Set the tracks that were decided since the last look; at the first one, the tracks now.

@@ -37,7 +37,7 @@ def _check_table(sample: Sample, table: FeatureTable, folder: Path) -> None:
         # What a query misses of the past is told once, by the probe that hides the past alone.
         probe = replace(given, since=None) if given.until else given
         sample.read_raw(probe.since, probe.until)
-        sample.compute(table, probe.part or window, PROBED)
+        sample.queries.compute(table, probe.part or window, PROBED)
         try:
             check_same_rows(sample.con, table, rows, probe)
         except FalajError as exc:

@@ -17,7 +17,7 @@ from tasks.features.declared.columns import plain_frame
 from tasks.features.declared.queries import frame_query
 from tasks.features.entities import EVENT_TIME, write_entities
 from tasks.features.offline.duck import inside, parquet, set_window, sql_name, sql_text
-from tasks.features.tables.build import check_computed, compute_table, register_raw, run_query
+from tasks.features.tables.build import Queries, check_computed, run_query
 from tasks.kernel.errors import DataContractError, FalajError
 from tasks.kernel.settings import ArtifactStore
 
@@ -47,14 +47,15 @@ class Sample:
     features: dict[str, Path] = field(default_factory=dict)
     frame: Path | None = None
 
+    @property
+    def queries(self) -> Queries:
+        """The use case's queries over the sample."""
+        return Queries(self.con, self.config.features, self.findings.repo, spark=None)
+
     def read_raw(self, since: datetime | None = None, until: datetime | None = None) -> None:
         """Let queries read the raw rows, or those between two moments alone."""
         folders = {t.name: self.store.path(t.artifact, verify=False) for t in self.rows.tables}
-        register_raw(self.con, folders, self.config.features, self.findings.repo, since, until)
-
-    def compute(self, table: FeatureTable, window: TimeWindow, name: str) -> None:
-        """Compute a feature table for a window into a table of this name."""
-        compute_table(self.con, table, self.config.features, self.findings.repo, window, name)
+        self.queries.register_raw(folders, since, until)
 
     def compute_frame(self, window: TimeWindow, name: str, columns: Sequence[str] = ()) -> None:
         """Compute the entity rows of a window, or some columns, into a table of this name."""
@@ -129,7 +130,7 @@ def _fill(sample: Sample, table: FeatureTable) -> None:
     folder = sample.store.root / "features" / table.name
     folder.mkdir(parents=True)
     for number, window in enumerate(sample.windows_of(table)):
-        sample.compute(table, window, "computed")
+        sample.queries.compute(table, window, "computed")
         check_computed(sample.con, table, window)
         target = sql_text(folder / f"{number}.parquet")
         sample.con.execute(f"COPY computed TO {target} (FORMAT parquet)")

@@ -27,7 +27,7 @@ from serving.engine.queues import (
 )
 from serving.engine.versions import Backend, LoadedVersion
 from serving.errors import BackendError, NotReadyError, OverloadedError, ServingError, TooLargeError
-from serving.interfaces import Answer, Call, Done, Observer
+from serving.interfaces import Answer, Call, Done, Observer, ServedBatch
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.05
@@ -281,8 +281,9 @@ class Dispatcher:
         finished = time.monotonic()
         backend.times.note(size, (finished - started) * 1e3)
         served = backend.served.get((queue.track, "")) or version.served(backend, queue.track, "")
-        self.outcomes.hand_over(call, done, Answer({version.output: output}, served))
-        self.outcomes.notify([call], inputs, version, output, served, started, finished)
+        outputs, times = {version.output: output}, (started, finished, time.time())
+        self.outcomes.hand_over(call, done, Answer(outputs, served))
+        self.outcomes.notify(ServedBatch((call,), inputs, outputs, served, *times))
         return True
 
     def _send(self, batch: Batch) -> None:

@@ -16,6 +16,7 @@ from serving.engine.tracks import ServedVersions
 from serving.engine.versions import Failure, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
 from serving.interfaces import Call, Done, Observer, Track, VersionState
+from serving.repeated import Repeated
 from tasks.contracts.conversion import Signature
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class ModelEngine:
         self._configured = {model.name: model for model in models}
         self._seen: dict[str, VersionKey] = {}
         self._ask_again = True
-        self._following: asyncio.Task[None] | None = None
+        self._following = Repeated("looking at the registry", limits.poll_s, self.look)
         self._dispatcher: Dispatcher
         self._loop: asyncio.AbstractEventLoop
         self._loader: ThreadPoolExecutor
@@ -85,7 +86,7 @@ class ModelEngine:
         for name in self._configured:
             self.served(name)
         await self.look()
-        self._following = self._loop.create_task(self._follow())
+        self._following.start()
 
     async def stop(self, drain_s: float = 10.0) -> None:
         """Answer what is queued, refuse what comes, end all threads.
@@ -94,9 +95,7 @@ class ModelEngine:
             drain_s: for so long at most; what still waits then is refused.
         """
         self._stopping = True
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await self._following.stop()
         await self._dispatcher.drained(drain_s)
         self._dispatcher.abandon(lambda call: NotReadyError("the server is stopping"))
         await asyncio.sleep(0)
@@ -374,25 +373,16 @@ class ModelEngine:
         changed = await asyncio.to_thread(self._catalogue.has_changed)
         if not (changed or self._ask_again or self._is_due()):
             return
-        self._ask_again = False
+        self._ask_again, again = True, False  # what fails here is asked again
         for model in self._configured.values():
             try:
                 key = await self._asked(self._catalogue.by_alias, model.name, model.alias)
             except ServingError as exc:
-                self._ask_again = True
+                again = True
                 self.served(model.name).notes["alias"] = str(exc)
                 continue
             await self._see(model, key)
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.poll_s)
-            try:
-                await self.look()
-            except Exception:
-                # The next look may go well; without one no alias would be followed any more.
-                self._ask_again = True
-                logger.exception("the registry was not looked at")
+        self._ask_again = again
 
     async def _see(self, model: ServedModel, key: VersionKey | None) -> None:
         state = self.served(model.name)

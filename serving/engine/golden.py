@@ -202,11 +202,8 @@ def _made(program: RegisteredProgram, path: Path, model: LoadedModel) -> Golden:
     known = _known_codes(path) if program.family == TABULAR.name else np.empty(0, np.int64)
     problem: Exception | None = None
     for highest in HIGHEST:
-        rng = np.random.default_rng(0)
-        calls = tuple(
-            _call(program, rows, length, highest, known, rng)
-            for rows, length in zip(ROWS, LENGTHS, strict=True)
-        )
+        maker = _Maker(program, known, highest, np.random.default_rng(0))
+        calls = tuple(maker.call(*sizes) for sizes in zip(ROWS, LENGTHS, strict=True))
         try:
             expected = tuple(model(call) for call in calls)
         except (ConversionError, IndexError, RuntimeError) as exc:
@@ -221,52 +218,47 @@ def _made(program: RegisteredProgram, path: Path, model: LoadedModel) -> Golden:
     )
 
 
-def _call(
-    program: RegisteredProgram,
-    rows: int,
-    length: int,
-    highest: int,
-    known: NDArray[np.int64],
-    rng: np.random.Generator,
-) -> Call:
-    made: Call = {}
-    for spec in program.signature.inputs:
-        shape = []
-        for axis in spec.shape:
-            wanted = axis if isinstance(axis, int) else rows if axis == BATCH_AXIS else length
-            shape.append(min(wanted, program.signature.largest.get(str(axis), wanted)))
-        made[spec.name] = _values(program.family, spec, tuple(shape), highest, known, rng)
-    return made
+@dataclass(frozen=True)
+class _Maker:
+    """Makes inputs such as a program takes: whole numbers up to the highest, or known ones."""
 
+    program: RegisteredProgram
+    known: NDArray[np.int64]
+    highest: int
+    rng: np.random.Generator
 
-def _values(
-    family: str,
-    spec: TensorSpec,
-    shape: tuple[int, ...],
-    highest: int,
-    known: NDArray[np.int64],
-    rng: np.random.Generator,
-) -> Array:
-    if spec.dtype == "float32":
-        values = rng.normal(size=shape) * 10.0 ** rng.integers(-1, 4, shape)
-        if family == TABULAR.name:
-            values[rng.random(shape) < 0.1] = np.nan  # means missing
-        return values.astype(np.float32)
-    if spec.dtype == "bool" or "mask" in spec.name:
-        return _mask(shape, rng).astype(spec.dtype)
-    highest = min(highest, 255) if spec.dtype == "uint8" else highest
-    whole = rng.integers(0, highest + 1, shape)
-    if len(known):
-        is_known = rng.random(shape) < 0.7
-        whole[is_known] = rng.choice(known, int(is_known.sum()))
-    return whole.astype(spec.dtype)
+    def call(self, rows: int, length: int) -> Call:
+        """Inputs of so many rows; axes of any length are of this one."""
+        made: Call = {}
+        for spec in self.program.signature.inputs:
+            shape = []
+            for axis in spec.shape:
+                wanted = axis if isinstance(axis, int) else rows if axis == BATCH_AXIS else length
+                shape.append(min(wanted, self.program.signature.largest.get(str(axis), wanted)))
+            made[spec.name] = self._values(spec, tuple(shape))
+        return made
 
+    def _values(self, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+        rng = self.rng
+        if spec.dtype == "float32":
+            values = rng.normal(size=shape) * 10.0 ** rng.integers(-1, 4, shape)
+            if self.program.family == TABULAR.name:
+                values[rng.random(shape) < 0.1] = np.nan  # means missing
+            return values.astype(np.float32)
+        if spec.dtype == "bool" or "mask" in spec.name:
+            return self._mask(shape).astype(spec.dtype)
+        highest = min(self.highest, 255) if spec.dtype == "uint8" else self.highest
+        whole = rng.integers(0, highest + 1, shape)
+        if len(self.known):
+            is_known = rng.random(shape) < 0.7
+            whole[is_known] = rng.choice(self.known, int(is_known.sum()))
+        return whole.astype(spec.dtype)
 
-def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.bool_]:
-    """The first of each row are taken, at least one."""
-    width = shape[-1] if len(shape) > 1 else 1
-    taken = rng.integers(1, width + 1, (*shape[:-1], 1) if len(shape) > 1 else shape)
-    return np.asarray(np.arange(width) < taken if len(shape) > 1 else taken > 0)
+    def _mask(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """The first of each row are taken, at least one."""
+        width = shape[-1] if len(shape) > 1 else 1
+        taken = self.rng.integers(1, width + 1, (*shape[:-1], 1) if len(shape) > 1 else shape)
+        return np.asarray(np.arange(width) < taken if len(shape) > 1 else taken > 0)
 
 
 def _known_codes(path: Path) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from serving.engine.versions import Backend, LoadedVersion
 from serving.errors import ClientGoneError, DeadlineError, NotComputedError, ServingError
-from serving.interfaces import Answer, Array, Call, Done, Observer, Served, ServedBatch, Track
+from serving.interfaces import Answer, Array, Call, Done, Observer, ServedBatch, Track
 
 logger = logging.getLogger(__name__)
 
@@ -268,9 +268,9 @@ class Outcomes:
             end = start + call.num_rows
             self.hand_over(call, done, Answer({version.output: output[start:end]}, served))
             start = end
-        self.notify(
-            batch.calls, batch.inputs, version, output, served, batch.started, batch.finished
-        )
+        times = batch.started, batch.finished, time.time()
+        outputs = {version.output: output}
+        self.notify(ServedBatch(tuple(batch.calls), batch.inputs, outputs, served, *times))
 
     def deliver_singly(self, batch: Batch) -> None:
         """Hand over what was found when a batch failed on a backend that answers its probe."""
@@ -292,22 +292,8 @@ class Outcomes:
         except Exception:  # of a protocol: the other calls get their answers
             logger.exception("the outcome of request %s could not be handed over", call.request_id)
 
-    def notify(
-        self,
-        calls: list[Call],
-        inputs: dict[str, Array],
-        version: LoadedVersion,
-        output: Array,
-        served: Served,
-        started: float,
-        finished: float,
-    ) -> None:
+    def notify(self, batch: ServedBatch) -> None:
         """Show the observers what was computed and handed over."""
-        if not self._observers:
-            return
-        batch = ServedBatch(
-            tuple(calls), inputs, {version.output: output}, served, started, finished, time.time()
-        )
         for observer in self._observers:
             try:
                 observer.served(batch)

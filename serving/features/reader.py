@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +26,7 @@ from serving.errors import NotReadyError, UnknownModelError
 from serving.features.reads import RETRY_AFTER_S, EntityFeatures, Resolved, SharedReads
 from serving.features.recipe import Origins, Recipe, checked_columns, open_recipe, registry_origins
 from serving.interfaces import Track, VersionState
+from serving.repeated import Repeated
 from tasks.contracts.clock import ClockConfig
 from tasks.features.access.profile import profile_file
 from tasks.features.access.store import open_store
@@ -94,8 +94,7 @@ class FeastEntityReader:
         self._opened_from: tuple[object, ...] = ()
         self._definitions = ThreadPoolExecutor(1, thread_name_prefix="entity-definitions")
         self._reads = SharedReads(self._config.max_rows, self.moment)
-        self._following: asyncio.Task[None] | None = None
-        self._num_failed_looks = 0
+        self._following = Repeated("looking at features", FOLLOW_S, self.follow)
 
     async def start(self) -> None:
         """Open what the served versions read, and follow them from now on.
@@ -104,14 +103,11 @@ class FeastEntityReader:
             ConfigurationError: the use case or the store's profile is wrong.
         """
         await self.follow()
-        self._following = asyncio.create_task(self._follow_forever(), name="entity-definitions")
+        self._following.start()
 
     async def stop(self) -> None:
         """End the threads and close the connections."""
-        if self._following is not None:
-            self._following.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._following
+        await self._following.stop()
         await self._reads.stop()
         await asyncio.to_thread(self._definitions.shutdown)
         self._forget(list(self._known))
@@ -177,7 +173,7 @@ class FeastEntityReader:
             **self._reads.counted,
             "waiting": self._reads.num_waiting,
             "refused": dict(self._reads.refused),
-            "failed_looks": self._num_failed_looks,
+            "failed_looks": self._following.num_failed,
             "freshness": dict(freshness),
         }
 
@@ -213,16 +209,6 @@ class FeastEntityReader:
         if version is None:
             raise NotReadyError(f"no version of {model} is ready in track {track}")
         raise UnknownModelError(f"version {version!r} of model {model!r} is not served here")
-
-    async def _follow_forever(self) -> None:
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            try:
-                await self.follow()
-            except Exception as exc:  # the next look may go well; what is open goes on
-                self._num_failed_looks += 1
-                unexpected = None if isinstance(exc, FalajError) else exc
-                logger.warning("features were not looked at: %s", exc, exc_info=unexpected)
 
     async def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._definitions, work, *arguments)

@@ -8,12 +8,10 @@ import asyncio
 import base64
 import hashlib
 import json
-import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -31,8 +29,7 @@ from serving.observability.metrics import (
     percentile_s,
 )
 from serving.observability.tracing import Tracing
-
-logger = logging.getLogger(__name__)
+from serving.repeated import Repeated
 
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 OF_VERSION = ("version", "state", "reason", "variant", "hardware", "platform")
@@ -83,7 +80,7 @@ class Observability:
         self.counting = Counting(lambda model: any(state.name == model for state in states()))
         self._tracing = Tracing(config.traces)
         self._metrics = Metrics(self.counting, states, self._sources)
-        self._task: asyncio.Task[None] | None = None
+        self._keeping = Repeated("noting the status", STEP_S, self._keep)
         self._points: deque[Point] = deque(maxlen=round(RECENT_S / STEP_S))
         self.note()
 
@@ -100,14 +97,11 @@ class Observability:
     async def start(self) -> None:
         """Start keeping points of the status and sending spans."""
         self._tracing.start()
-        self._task = asyncio.create_task(self._keep(), name="observability")
+        self._keeping.start()
 
     async def stop(self) -> None:
         """Send the spans that wait, and end."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await self._keeping.stop()
         await asyncio.to_thread(self._tracing.stop)
 
     def _page(self) -> tuple[str, bytes]:
@@ -117,12 +111,7 @@ class Observability:
         return "application/json", json.dumps(self.read(), allow_nan=False).encode()
 
     async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(STEP_S)
-            try:
-                self.note()
-            except Exception:  # showing a process must never be what ends it
-                logger.exception("the status was not noted")
+        self.note()
 
     def note(self) -> None:
         """Keep the counters as they are, to compare later ones with."""

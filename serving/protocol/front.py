@@ -13,14 +13,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from serving import errors
 from serving.config import ServingConfig
-from serving.errors import (
-    BadRequestError,
-    DeadlineError,
-    NotReadyError,
-    ServingError,
-    UnsupportedBodyError,
-)
 from serving.interfaces import (
     TRACKS,
     Answer,
@@ -112,7 +106,7 @@ class Front:
             ServingError: it is not one that the model takes.
         """
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise UnsupportedBodyError("the body is compressed; send it as it is")
+            raise errors.UnsupportedBodyError("the body is compressed; send it as it is")
         self.begin(call, headers)
         request, binary = parse_request(body, headers.get(b"inference-header-content-length"))
         call.deadline = call.arrived + self._time_of(headers.get(b"x-falaj-timeout-ms"), request)
@@ -176,10 +170,10 @@ class Front:
                     call.model, call.entities, call.version, call.track
                 )
         except TimeoutError as exc:
-            raise DeadlineError("time was over before the features were read") from exc
+            raise errors.DeadlineError("time was over before the features were read") from exc
         if self.engine.signature(*asked) != signature:
             changed = f"{call.model} was changed while the features were read; send it again"
-            raise NotReadyError(changed, 1.0)
+            raise errors.NotReadyError(changed, 1.0)
         call.inputs = inputs
         call.num_rows = num_rows_of(inputs)
 
@@ -197,10 +191,10 @@ class Front:
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-        def done(call: Call, outcome: Answer | ServingError) -> None:
+        def done(call: Call, outcome: Answer | errors.ServingError) -> None:
             if future.done():
                 return
-            if isinstance(outcome, ServingError):
+            if isinstance(outcome, errors.ServingError):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
@@ -241,7 +235,7 @@ class Front:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def report_refused(self, call: Call, error: ServingError) -> None:
+    def report_refused(self, call: Call, error: errors.ServingError) -> None:
         """Give observers a call that never reached the engine."""
         for observer in self.observers:
             observer.refused(call, error)
@@ -253,7 +247,7 @@ class Front:
         """
         try:
             return self._track(headers.get(b"x-falaj-slot"))
-        except BadRequestError:
+        except errors.BadRequestError:
             return "stable"
 
     def _track(self, sent: bytes | None) -> Track:
@@ -264,7 +258,7 @@ class Front:
             if text == track:
                 return track
         tracks = ", ".join(TRACKS)
-        raise BadRequestError(f"x-falaj-slot is {text[:40]!r}; expected one of {tracks}")
+        raise errors.BadRequestError(f"x-falaj-slot is {text[:40]!r}; expected one of {tracks}")
 
     def _time_of(self, header: bytes | None, request: InferRequest) -> float:
         """Seconds that a request gets."""
@@ -272,7 +266,7 @@ class Front:
         if header is None:
             return capped(request.timeout_s, most)
         if not header.isdigit() or len(header) > 12:
-            raise BadRequestError(
+            raise errors.BadRequestError(
                 f"x-falaj-timeout-ms is {header[:40].decode('latin-1')!r}; expected milliseconds"
             )
         return capped(int(header) / 1e3, most)

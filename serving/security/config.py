@@ -1,6 +1,5 @@
 """What a serving process believes about its clients: issuers, keys, owners of models, limits."""
 
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
+from tasks.kernel.location import is_loopback
 from tasks.kernel.values import checked
 
 Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
@@ -27,7 +27,9 @@ SECURITY_FILE = Path("serving") / "security.yaml"
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class IssuerConfig(_Config):
@@ -84,9 +86,8 @@ class LimitsConfig(_Config):
     """How often clients may come; what is remembered of them is bounded."""
 
     client: Rate = Rate()
-    by_subject: dict[str, Rate] = Field(
-        default_factory=dict, description="Instead of `client`, by `subject` or `tenant/subject`."
-    )
+    by_subject: dict[str, Rate] = Field(default_factory=dict)
+    """Instead of `client`, by `subject` or `tenant/subject`."""
 
 
 class TlsConfig(_Config):
@@ -94,9 +95,8 @@ class TlsConfig(_Config):
 
     certificate: Path = Field(description="PEM file, with its chain.")
     key: Path = Field(description="PEM file of its private key.")
-    client_ca: Path | None = Field(
-        default=None, description="Authority of clients: every one then needs a certificate."
-    )
+    client_ca: Path | None = None
+    """Authority of clients: every one then needs a certificate."""
 
 
 class SecurityConfig(_Config):
@@ -123,10 +123,8 @@ class SecurityConfig(_Config):
     owners: dict[str, str] = Field(default_factory=dict)
     anonymous: tuple[Grant, ...] = ()
     limits: LimitsConfig = LimitsConfig()
-    max_body_bytes: PositiveInt = Field(
-        default=16 * 2**20,
-        description="Of a request, at the edge; a server has `http.max_body_bytes`.",
-    )
+    max_body_bytes: PositiveInt = 16 * 2**20
+    """Of a request, at the edge; a server has `http.max_body_bytes`."""
     tls: TlsConfig | None = Field(default=None, description="TLS 1.3; None speaks in clear.")
 
     @model_validator(mode="after")
@@ -159,16 +157,6 @@ def check_address(address: str) -> None:
     if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         return
     raise ValueError(f"keys {address}: expected a file, https, or http on the loopback device")
-
-
-def is_loopback(host: str) -> bool:
-    """True for names and addresses that only this machine can reach."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_exposure(config: SecurityConfig, host: str) -> None:

@@ -25,7 +25,6 @@ from serving.security.config import (
     SecurityConfig,
     SecuritySection,
     check_exposure,
-    is_loopback,
     read_security,
     roles_of,
 )
@@ -33,6 +32,7 @@ from serving.security.keys import KeyRing
 from serving.security.tls import RenewingTls, grpc_credentials
 from serving.security.tokens import TokenReader
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.location import is_loopback
 
 if TYPE_CHECKING:
     import grpc

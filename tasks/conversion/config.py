@@ -17,10 +17,10 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.base import Contract
 from tasks.contracts.hardware import ClassName
 from tasks.conversion.targets.catalog import FORMAT, PRECISIONS, format_of
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.values import Described
 
 FORMATS_KEY = AliasChoices("formats", "targets")
 """`targets` was its name in earlier versions."""
@@ -42,26 +42,18 @@ FormatName = Annotated[
 ]
 
 
-class QualityBound(Contract):
+class QualityBound(Described):
     """How far a variant of one precision may be from the program it was made from."""
 
-    max_gap: PositiveFloat = Field(
-        le=1,
-        description="Largest difference of any single probability, 0 to 1; of a regression in "
-        "standard deviations of the test rows' label; of embeddings 1 - cosine, or the "
-        "change of their length.",
-    )
+    max_gap: PositiveFloat = Field(le=1)
+    """Largest difference of any single probability, 0 to 1; of a regression in standard deviations
+    of the test rows' label; of embeddings 1 - cosine, or the change of their length."""
     mean_gap: PositiveFloat = Field(le=1, description="The same, mean over the test rows.")
-    edge_gap: PositiveFloat | None = Field(
-        default=None,
-        le=1,
-        description="The same as `max_gap`, of rows that data rarely holds; None for equal.",
-    )
-    quality_drop: NonNegativeFloat = Field(
-        le=0.5,
-        description="AUC, R2 or neighbour overlap it may lose: the lower end of the 95 % interval "
-        "of the change.",
-    )
+    edge_gap: PositiveFloat | None = Field(default=None, le=1)
+    """The same as `max_gap`, of rows that data rarely holds; None for equal."""
+    quality_drop: NonNegativeFloat = Field(le=0.5)
+    """AUC, R2 or neighbour overlap it may lose: the lower end
+    of the 95 % interval of the change."""
 
     @model_validator(mode="after")
     def _mean_within_max(self) -> Self:
@@ -73,41 +65,33 @@ class QualityBound(Contract):
         return self
 
 
-class TritonConfig(Contract):
+class TritonConfig(Described):
     """How Triton is to serve an accepted variant."""
 
-    onnx_backend: Literal["onnxruntime", "python"] = Field(
-        default="onnxruntime",
-        description="What runs ONNX: Triton's own backend, or ONNX Runtime of a Python that the "
-        "server is given, where it was built without that backend (on processors alone).",
-    )
-    max_batch_rows: PositiveInt = Field(
-        default=1024, le=65_536, description="Rows of one execution; larger requests are refused."
-    )
-    max_wait_us: NonNegativeInt = Field(
-        default=0, le=1_000_000, description="Microseconds a request may wait for others."
-    )
-    timeout_ms: PositiveInt = Field(
-        default=1000, le=600_000, description="Milliseconds after which who waits is refused."
-    )
+    onnx_backend: Literal["onnxruntime", "python"] = "onnxruntime"
+    """What runs ONNX: Triton's own backend, or ONNX Runtime of a Python that the server is given,
+    where it was built without that backend (on processors alone)."""
+    max_batch_rows: PositiveInt = Field(default=1024, le=65_536)
+    """Rows of one execution; larger requests are refused."""
+    max_wait_us: NonNegativeInt = Field(default=0, le=1_000_000)
+    """Microseconds a request may wait for others."""
+    timeout_ms: PositiveInt = Field(default=1000, le=600_000)
+    """Milliseconds after which who waits is refused."""
 
 
-class HardwareConversion(Contract):
+class HardwareConversion(Described):
     """What is different where a conversion runs for another kind of machine."""
 
     hardware_class: ClassName = Field(description="Kind of machine that this is, such as `gpu`.")
     formats: tuple[FormatName, ...] | None = Field(
-        default=None,
-        min_length=1,
-        validation_alias=FORMATS_KEY,
-        description="Variants to judge there; None: those of the use case.",
+        default=None, min_length=1, validation_alias=FORMATS_KEY
     )
-    triton: TritonConfig | None = Field(
-        default=None, description="How Triton is to serve what is accepted; None: not by Triton."
-    )
+    """Variants to judge there; None: those of the use case."""
+    triton: TritonConfig | None = None
+    """How Triton is to serve what is accepted; None: not by Triton."""
 
 
-class ConversionConfig(Contract):
+class ConversionConfig(Described):
     """What one conversion run is asked to do."""
 
     formats: tuple[FormatName, ...] = Field(
@@ -116,43 +100,25 @@ class ConversionConfig(Contract):
         validation_alias=FORMATS_KEY,
         description="Variants to judge. What a format is made from is built too.",
     )
-    hardware_class: ClassName = Field(
-        default="cpu",
-        description="Hardware class the variants are measured on and for, see `hardware.yaml`.",
-    )
-    bounds: Mapping[str, QualityBound] = Field(
-        default={},
-        description="Bound by precision, where it is not to be that of the model's kind.",
-    )
-    calibration_rows: PositiveInt = Field(
-        default=2000, le=100_000, description="Rows that show INT8 the value ranges."
-    )
-    batch_sizes: tuple[PositiveInt, ...] = Field(
-        default=(1, 32, 1024), min_length=1, description="Rows per call at which latency is taken."
-    )
-    minimum_gain: float = Field(
-        default=1.05,
-        ge=1,
-        le=100,
-        description="Times faster than a simpler variant one must be, with 95 % confidence.",
-    )
-    threads: PositiveInt = Field(
-        default=1, le=256, description="Threads of one runtime within one call."
-    )
-    measurement: Literal["full", "quick"] = Field(
-        default="full",
-        description="`quick`: few and short timing rounds and no memory, to try things out.",
-    )
-    price_per_core_hour: PositiveFloat = Field(
-        default=0.04,
-        le=1000,
-        description="Price of one core, of one GPU where the hardware class is one, for an hour, "
-        "USD. Set your own: the default is about that of a small rented machine.",
-    )
-    triton: TritonConfig | None = Field(
-        default=None,
-        description="Write a model repository of each accepted variant that Triton serves.",
-    )
+    hardware_class: ClassName = "cpu"
+    """Hardware class the variants are measured on and for, see `hardware.yaml`."""
+    bounds: Mapping[str, QualityBound] = Field(default={})
+    """Bound by precision, where it is not to be that of the model's kind."""
+    calibration_rows: PositiveInt = Field(default=2000, le=100_000)
+    """Rows that show INT8 the value ranges."""
+    batch_sizes: tuple[PositiveInt, ...] = Field(default=(1, 32, 1024), min_length=1)
+    """Rows per call at which latency is taken."""
+    minimum_gain: float = Field(default=1.05, ge=1, le=100)
+    """Times faster than a simpler variant one must be, with 95 % confidence."""
+    threads: PositiveInt = Field(default=1, le=256)
+    """Threads of one runtime within one call."""
+    measurement: Literal["full", "quick"] = "full"
+    """`quick`: few and short timing rounds and no memory, to try things out."""
+    price_per_core_hour: PositiveFloat = Field(default=0.04, le=1000)
+    """Price of one core, of one GPU where the hardware class is one, for an hour, USD. Set your
+    own: the default is about that of a small rented machine."""
+    triton: TritonConfig | None = None
+    """Write a model repository of each accepted variant that Triton serves."""
 
     @property
     def rounds(self) -> tuple[int, float]:

@@ -4,170 +4,106 @@ from datetime import timedelta
 
 from pydantic import Field, PositiveInt
 
-from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
 from tasks.kernel.errors import WindowError
+from tasks.kernel.values import Described
 
 MONTH = "month"
 
 
-class EvaluationConfig(Contract):
+class EvaluationConfig(Described):
     """Slices of one judgement, and the fewest rows that are judged."""
 
-    slices: tuple[str, ...] = Field(
-        default=(MONTH,),
-        max_length=20,
-        description="Columns by whose values quality is also shown; `month` is the calendar month "
-        "of the event time in UTC.",
-    )
-    min_slice_rows: int = Field(
-        default=500, ge=2, le=1_000_000, description="A slice with fewer rows is not judged."
-    )
-    min_slice_positives: int = Field(
-        default=50,
-        ge=1,
-        le=1_000_000,
-        description="A slice with fewer rows of either label is not judged.",
-    )
-    min_days: int = Field(
-        default=7,
-        ge=2,
-        le=366,
-        description="Fewer UTC days give no interval: rows of one day resemble each other.",
-    )
+    slices: tuple[str, ...] = Field(default=(MONTH,), max_length=20)
+    """Columns by whose values quality is also shown; `month` is the calendar month of the event
+    time in UTC."""
+    min_slice_rows: int = Field(default=500, ge=2, le=1_000_000)
+    """A slice with fewer rows is not judged."""
+    min_slice_positives: int = Field(default=50, ge=1, le=1_000_000)
+    """A slice with fewer rows of either label is not judged."""
+    min_days: int = Field(default=7, ge=2, le=366)
+    """Fewer UTC days give no interval: rows of one day resemble each other."""
 
 
-class BaselineModelConfig(Contract):
+class BaselineModelConfig(Described):
     """Gradient boosting with ordinary settings: good without a search, cheap, reproducible."""
 
-    max_iterations: int = Field(
-        default=300, ge=1, le=5000, description="Trees at most; the validation window picks."
-    )
-    min_leaf_rows: int = Field(
-        default=100, ge=1, le=100_000, description="Rows of a leaf, at least."
-    )
+    max_iterations: int = Field(default=300, ge=1, le=5000)
+    """Trees at most; the validation window picks."""
+    min_leaf_rows: int = Field(default=100, ge=1, le=100_000)
+    """Rows of a leaf, at least."""
 
 
-class MonitoringConfig(Contract):
+class MonitoringConfig(Described):
     """What features are compared with over time."""
 
-    baseline: TimeWindow | None = Field(
-        default=None,
-        description="Clean window to compare with; none: statistics are kept, nothing is judged.",
-    )
-    window_days: PositiveInt = Field(
-        default=7,
-        ge=7,
-        description="Days that drift is measured over; single days give large PSI without a fault.",
-    )
+    baseline: TimeWindow | None = None
+    """Clean window to compare with; none: statistics are kept, nothing is judged."""
+    window_days: PositiveInt = Field(default=7, ge=7)
+    """Days that drift is measured over; single days give large PSI without a fault."""
 
 
-class DriftVolume(Contract):
+class DriftVolume(Described):
     """How many new rows start a drift check, between those that a schedule starts."""
 
-    table: str = Field(
-        min_length=1, description="Raw table whose rows are counted; one with a time column."
-    )
-    rows: int = Field(
-        ge=1,
-        le=10**12,
-        description="Rows after the window of the newest drift result, their labels known by the "
-        "clock, that start a check.",
-    )
+    table: str = Field(min_length=1)
+    """Raw table whose rows are counted; one with a time column."""
+    rows: int = Field(ge=1, le=10**12)
+    """Rows after the window of the newest drift result, their labels known by the clock, that start
+    a check."""
 
 
-class ServedDrift(Contract):
+class ServedDrift(Described):
     """Drift checks of what was served, as the prediction log kept it."""
 
-    min_rows: int = Field(
-        default=1000,
-        ge=1,
-        le=10**9,
-        description="Rows that the stable version has answered in the window; with fewer there is "
-        "no result.",
-    )
-    volume_rows: int | None = Field(
-        default=None,
-        ge=1,
-        le=10**12,
-        description="Answered rows after the newest drift result's window that start a check on a "
-        "platform; none: schedules alone do.",
-    )
+    min_rows: int = Field(default=1000, ge=1, le=10**9)
+    """Rows that the stable version has answered in the window; with fewer there is no result."""
+    volume_rows: int | None = Field(default=None, ge=1, le=10**12)
+    """Answered rows after the newest drift result's window that start a check on a platform; none:
+    schedules alone do."""
 
 
-class DriftConfig(Contract):
+class DriftConfig(Described):
     """Limits of one drift check; logged whole with the run."""
 
-    volume: DriftVolume | None = Field(
-        default=None,
-        description="New rows that start a check on a platform; none: schedules alone do.",
-    )
-    served: ServedDrift = Field(
-        default=ServedDrift(), description="Checks of the prediction log instead of the features."
-    )
+    volume: DriftVolume | None = None
+    """New rows that start a check on a platform; none: schedules alone do."""
+    served: ServedDrift = ServedDrift()
+    """Checks of the prediction log instead of the features."""
 
     # Drift
-    min_effect: float = Field(
-        default=0.1,
-        gt=0,
-        lt=1,
-        description="A feature has drifted where the lower bound of its effect (KS or total "
-        "variation distance, 0 to 1) is above this: about the share of rows that moved.",
-    )
-    min_days: int = Field(
-        default=7, ge=4, le=366, description="UTC days with rows that a window needs."
-    )
+    min_effect: float = Field(default=0.1, gt=0, lt=1)
+    """A feature has drifted where the lower bound of its effect (KS or total variation distance, 0
+    to 1) is above this: about the share of rows that moved."""
+    min_days: int = Field(default=7, ge=4, le=366)
+    """UTC days with rows that a window needs."""
 
     # Performance
-    min_auc_drop: float = Field(
-        default=0.02, ge=0, le=0.5, description="A smaller loss of AUC is no reason to retrain."
-    )
-    min_r2_drop: float = Field(
-        default=0.02,
-        ge=0,
-        le=1,
-        description="Of a regression: a smaller loss of R2 is no reason to retrain.",
-    )
-    min_skill_drop: float = Field(
-        default=0.05,
-        ge=0,
-        le=1,
-        description="Of a regression: loss of skill (over the baseline, on the same rows) from "
-        "which the model has gone stale, if R2 fell too. A harder window costs R2, not skill.",
-    )
+    min_auc_drop: float = Field(default=0.02, ge=0, le=0.5)
+    """A smaller loss of AUC is no reason to retrain."""
+    min_r2_drop: float = Field(default=0.02, ge=0, le=1)
+    """Of a regression: a smaller loss of R2 is no reason to retrain."""
+    min_skill_drop: float = Field(default=0.05, ge=0, le=1)
+    """Of a regression: loss of skill (over the baseline, on the same rows) from which the model has
+    gone stale, if R2 fell too. A harder window costs R2, not skill."""
 
     # A change that is too slow or too small for one window
-    slow_change_days: int = Field(
-        default=120,
-        ge=30,
-        le=36_500,
-        description="Days after which the sequential test of the days since the reference raises "
-        "a false alarm at the earliest, on average; 120 was one a year on permuted days.",
-    )
+    slow_change_days: int = Field(default=120, ge=30, le=36_500)
+    """Days after which the sequential test of the days since the reference raises a false alarm at
+    the earliest, on average; 120 was one a year on permuted days."""
 
 
-class RecalibrationConfig(Contract):
+class RecalibrationConfig(Described):
     """Bounds of a recalibration; the window itself is that of the drift check."""
 
-    holdout_days: int = Field(
-        default=14,
-        ge=2,
-        le=366,
-        description="Days at the end of the window that judge the new map; it is fitted to the "
-        "days before them.",
-    )
-    min_rows: int = Field(
-        default=500,
-        ge=50,
-        le=10_000_000,
-        description="With fewer labelled rows to fit to, the scores are left as they are.",
-    )
-    min_positives: int = Field(
-        default=50,
-        ge=5,
-        le=10_000_000,
-        description="Of a classification: the same, with fewer rows of either label.",
-    )
+    holdout_days: int = Field(default=14, ge=2, le=366)
+    """Days at the end of the window that judge the new map; it
+    is fitted to the days before them."""
+    min_rows: int = Field(default=500, ge=50, le=10_000_000)
+    """With fewer labelled rows to fit to, the scores are left as they are."""
+    min_positives: int = Field(default=50, ge=5, le=10_000_000)
+    """Of a classification: the same, with fewer rows of either label."""
 
 
 def split_window(window: TimeWindow, config: RecalibrationConfig) -> tuple[TimeWindow, TimeWindow]:

@@ -10,35 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from tasks.contracts import evaluation
 from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.drift import ServedWindow
-from tasks.contracts.evaluation import (
-    BaselineModel,
-    EvaluationReport,
-    Quality,
-    ScoredWindow,
-    SliceMetrics,
-    StudentReport,
-)
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, CompressedModel, TrainedModel
+from tasks.evaluation import metrics
 from tasks.evaluation.baseline_model import read_scores
 from tasks.evaluation.config import MONTH, EvaluationConfig
-from tasks.evaluation.metrics import (
-    CALIBRATION_BINS,
-    Measured,
-    baseline_columns,
-    calibration_curve,
-    check_judgeable,
-    error_ratio,
-    measure_rows,
-    observed_by_prediction,
-    precision_recall_curve,
-    residual_classes,
-    roc_curve,
-    why_not_judged,
-)
 from tasks.evaluation.scoring import BASELINE_MODEL_SCORE, SCORE, Program, score_rows, slice_columns
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -53,7 +33,7 @@ PLAIN = "plain_score"
 
 def judge_slices(
     rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
-) -> tuple[tuple[SliceMetrics, ...], tuple[str, ...]]:
+) -> tuple[tuple[evaluation.SliceMetrics, ...], tuple[str, ...]]:
     """Metrics of each slice, largest first within a column, and the slices too small to judge.
 
     Args:
@@ -62,22 +42,22 @@ def judge_slices(
         columns: names of the label and event time.
         config: slices and limits.
     """
-    judged: list[SliceMetrics] = []
+    judged: list[evaluation.SliceMetrics] = []
     skipped: list[str] = []
     tolerance = SLICE_TOLERANCE * float(rows[columns.label].std(ddof=0))
     for name in config.slices:
         small = []
         for value, part in _parts(rows, columns, name):
-            reason = why_not_judged(part, columns, config)
+            reason = metrics.why_not_judged(part, columns, config)
             if reason is not None:
                 small.append((f"{name}={value}: {reason}", len(part)))
                 continue
-            measured, ratio = measure_rows(part, columns, SCORE), None
+            measured, ratio = metrics.measure_rows(part, columns, SCORE), None
             if columns.task == "regression":
-                plain = [measure_rows(p, columns, PLAIN) for p in _plain(part, columns)]
-                ratio = error_ratio(measured, plain, tolerance)
+                plain = [metrics.measure_rows(p, columns, PLAIN) for p in _plain(part, columns)]
+                ratio = metrics.error_ratio(measured, plain, tolerance)
             judged.append(
-                SliceMetrics(
+                evaluation.SliceMetrics(
                     column=name, value=value, metrics=measured.metric_set(), error_ratio=ratio
                 )
             )
@@ -124,10 +104,10 @@ def judge_model(
     trained: CandidateModel,
     dataset: ValidatedDataset,
     incumbent: RegisteredProgram | None,
-    baseline_model: BaselineModel,
+    baseline_model: evaluation.BaselineModel,
     config: EvaluationConfig,
     store: ArtifactStore,
-) -> EvaluationReport:
+) -> evaluation.EvaluationReport:
     """Judge a trained model on its test window, against the baseline model and the champion.
 
     Args:
@@ -158,12 +138,12 @@ def judge_model(
         config,
     )
 
-    def build(folder: StagedFolder) -> EvaluationReport:
+    def build(folder: StagedFolder) -> evaluation.EvaluationReport:
         asked = _Asked(trained, dataset, incumbent, baseline_model, config)
         rows = _scored_test_rows(asked, store)
         return _report(asked, rows, _write_predictions(rows, dataset.snapshot.columns, folder))
 
-    return store.build_once("evaluations", key, EvaluationReport, build)
+    return store.build_once("evaluations", key, evaluation.EvaluationReport, build)
 
 
 class _Asked(NamedTuple):
@@ -172,7 +152,7 @@ class _Asked(NamedTuple):
     trained: CandidateModel
     dataset: ValidatedDataset
     incumbent: RegisteredProgram | None
-    baseline_model: BaselineModel
+    baseline_model: evaluation.BaselineModel
     config: EvaluationConfig
 
 
@@ -182,7 +162,7 @@ def score_window(
     window: TimeWindow,
     config: EvaluationConfig,
     store: ArtifactStore,
-) -> ScoredWindow:
+) -> evaluation.ScoredWindow:
     """Score all rows of a window, and judge those whose label is known.
 
     Raises:
@@ -197,20 +177,19 @@ def score_window(
         snapshot.data.sha256, window, config,
     )  # fmt: skip
 
-    def build(folder: StagedFolder) -> ScoredWindow:
+    def build(folder: StagedFolder) -> evaluation.ScoredWindow:
         columns = snapshot.columns
-        keep = (columns.row_id, columns.event_time, columns.label, *baseline_columns(columns))
         program = Program.open(model.program, model.raw_columns, store)
-        rows = score_rows(program, dataset, window, keep, store)
+        rows = score_rows(program, dataset, window, metrics.judged_columns(columns), store)
         rows.to_parquet(folder.path / "scores.parquet", index=False)
         scores = folder.artifact("scores.parquet")
         return judge_scored(rows, model.program.sha256, dataset, window, scores, config)
 
-    return store.build_once("scores", key, ScoredWindow, build)
+    return store.build_once("scores", key, evaluation.ScoredWindow, build)
 
 
 def _check_same_origin(
-    trained: CandidateModel, dataset: ValidatedDataset, baseline_model: BaselineModel
+    trained: CandidateModel, dataset: ValidatedDataset, baseline_model: evaluation.BaselineModel
 ) -> None:
     snapshot = dataset.snapshot.data.sha256
     seen = {trained.snapshot_sha256, baseline_model.snapshot_sha256}
@@ -227,13 +206,10 @@ def _scored_test_rows(asked: _Asked, store: ArtifactStore) -> pd.DataFrame:
     """Test rows with the scores of all models; `champion_score` is null where there is none."""
     trained, dataset, incumbent, baseline_model, config = asked
     columns, window = dataset.snapshot.columns, trained.splits.test
-    keep = (
-        *(columns.row_id, columns.event_time, columns.label, *baseline_columns(columns)),
-        *slice_columns(columns, config),
-    )
+    keep = (*metrics.judged_columns(columns), *slice_columns(columns, config))
     candidate = Program.open(trained.program, trained.columns, store)
     rows = score_rows(candidate, dataset, window, keep, store)
-    check_judgeable(rows, columns, window, config)
+    metrics.check_judgeable(rows, columns, window, config)
     reference = read_scores(baseline_model, store)
     if not np.array_equal(rows[columns.row_id].to_numpy(), reference[columns.row_id].to_numpy()):
         raise DataContractError(
@@ -279,25 +255,27 @@ def _write_predictions(
     rows: pd.DataFrame, columns: DatasetSchema, folder: StagedFolder
 ) -> Artifact:
     models = (SCORE, BASELINE_MODEL_SCORE, CHAMPION_SCORE)
-    names = [columns.row_id, columns.event_time, columns.label, *baseline_columns(columns)]
+    names = [*metrics.judged_columns(columns)]
     names[3:3] = [column for model in models for column in columns.score_columns(model)]
     rows[names].to_parquet(folder.path / "predictions.parquet", index=False)
     return folder.artifact("predictions.parquet")
 
 
-def _report(asked: _Asked, rows: pd.DataFrame, predictions: Artifact) -> EvaluationReport:
+def _report(
+    asked: _Asked, rows: pd.DataFrame, predictions: Artifact
+) -> evaluation.EvaluationReport:
     trained, dataset, incumbent, baseline_model, config = asked
     columns = dataset.snapshot.columns
-    candidate = measure_rows(rows, columns, SCORE)
-    reference = measure_rows(rows, columns, BASELINE_MODEL_SCORE)
+    candidate = metrics.measure_rows(rows, columns, SCORE)
+    reference = metrics.measure_rows(rows, columns, BASELINE_MODEL_SCORE)
     comparisons = [candidate.minus(reference, "yardstick")]
     if incumbent is not None:
-        champion = measure_rows(rows, columns, CHAMPION_SCORE)
+        champion = metrics.measure_rows(rows, columns, CHAMPION_SCORE)
         comparisons.append(candidate.minus(champion, f"champion:{incumbent.version.version}"))
     slices, skipped = judge_slices(rows, columns, config)
     overall = candidate.metric_set(each=True)
     logger.info("judged %d rows: %s %.4f", len(rows), overall.primary_name, overall.primary.value)
-    return EvaluationReport.model_validate(
+    return evaluation.EvaluationReport.model_validate(
         {
             "model_sha256": trained.program.sha256,
             "snapshot_sha256": dataset.snapshot.data.sha256,
@@ -318,34 +296,38 @@ def _report(asked: _Asked, rows: pd.DataFrame, predictions: Artifact) -> Evaluat
 
 def _baseline(
     rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
-) -> Quality | None:
+) -> evaluation.Quality | None:
     """The baseline judged as if it were a model, on the rows where it is known."""
     if columns.baseline is None:
         return None
     known = rows[rows[columns.baseline].notna()]
-    if why_not_judged(known, columns, config) is not None:
+    if metrics.why_not_judged(known, columns, config) is not None:
         return None
-    return measure_rows(known, columns, columns.baseline).metric_set()
+    return metrics.measure_rows(known, columns, columns.baseline).metric_set()
 
 
-def _curves(candidate: Measured) -> dict[str, object]:
+def _curves(candidate: metrics.Measured) -> dict[str, object]:
     """What the report draws of the candidate, by field of the evaluation."""
     rows = candidate.rows
     if isinstance(rows, RankedClasses):
-        rows = rows.stacked(CALIBRATION_BINS)
+        rows = rows.stacked(metrics.CALIBRATION_BINS)
     if isinstance(rows, RankedRows):
         return {
-            "roc": roc_curve(rows),
-            "precision_recall": precision_recall_curve(rows),
-            "calibration": calibration_curve(rows),
+            "roc": metrics.roc_curve(rows),
+            "precision_recall": metrics.precision_recall_curve(rows),
+            "calibration": metrics.calibration_curve(rows),
         }
     none = dict.fromkeys(("roc", "precision_recall", "calibration"), ())
-    return {**none, "observed": observed_by_prediction(rows), "residuals": residual_classes(rows)}
+    return {
+        **none,
+        "observed": metrics.observed_by_prediction(rows),
+        "residuals": metrics.residual_classes(rows),
+    }
 
 
 def judge_served(
     served: ServedWindow, config: EvaluationConfig, store: ArtifactStore
-) -> ScoredWindow:
+) -> evaluation.ScoredWindow:
     """The scores that were served, as `score_window` gives those that it makes; none is made here.
 
     Raises:
@@ -365,7 +347,7 @@ def judge_scored(
     window: TimeWindow,
     scores: Artifact,
     config: EvaluationConfig,
-) -> ScoredWindow:
+) -> evaluation.ScoredWindow:
     """Quality of scored rows whose label is known.
 
     Args:
@@ -378,10 +360,10 @@ def judge_scored(
     """
     columns = dataset.snapshot.columns
     labelled = rows[rows[columns.label].notna()]
-    unjudged = why_not_judged(labelled, columns, config)
-    measured = None if unjudged else measure_rows(labelled, columns, SCORE)
+    unjudged = metrics.why_not_judged(labelled, columns, config)
+    measured = None if unjudged else metrics.measure_rows(labelled, columns, SCORE)
     is_ranked = measured is not None and not measured.is_number
-    return ScoredWindow(
+    return evaluation.ScoredWindow(
         program_sha256=program_sha256,
         snapshot_sha256=dataset.snapshot.data.sha256,
         window=window,
@@ -405,7 +387,7 @@ def judge_networks(
     dataset: ValidatedDataset,
     config: EvaluationConfig,
     store: ArtifactStore,
-) -> StudentReport:
+) -> evaluation.StudentReport:
     """Judge all of them on the student's test rows, with the same bootstrap draws.
 
     Args:
@@ -423,19 +405,19 @@ def judge_networks(
         ArtifactError: an artifact is absent or damaged.
     """
     columns, window = student.columns, student.splits.test  # a model takes columns of its own
-    names = (columns.row_id, columns.event_time, columns.label, *baseline_columns(columns))
+    names = metrics.judged_columns(columns)
 
-    def measured(model: CandidateModel | RegisteredProgram) -> Measured:
+    def measured(model: CandidateModel | RegisteredProgram) -> metrics.Measured:
         takes = model.raw_columns if isinstance(model, RegisteredProgram) else model.columns
         opened = Program.open(model.program, takes, store)
         rows = score_rows(opened, dataset, window, names, store)
-        check_judgeable(rows, columns, window, config)
-        return measure_rows(rows, columns, SCORE)
+        metrics.check_judgeable(rows, columns, window, config)
+        return metrics.measure_rows(rows, columns, SCORE)
 
     ours, original = measured(student), measured(parent)
     with_teacher = None if distilled is None else measured(distilled)
     alone = None if distilled is None else measured(control)
-    report = StudentReport(
+    report = evaluation.StudentReport(
         window=student.splits.test,
         parent=original.metric_set(),
         student=ours.metric_set(),
@@ -448,7 +430,7 @@ def judge_networks(
     return report.model_copy(update={"result": who_won(report), "refusal": why_refused(report)})
 
 
-def why_refused(report: StudentReport) -> str | None:
+def why_refused(report: evaluation.StudentReport) -> str | None:
     """Why a smaller network is not good enough to be offered, in words; None where it is.
 
     Its quality must not lie below the 95 % interval of the network that it came from.
@@ -465,7 +447,7 @@ def why_refused(report: StudentReport) -> str | None:
     )
 
 
-def who_won(report: StudentReport) -> str | None:
+def who_won(report: evaluation.StudentReport) -> str | None:
     """Whether a teacher helped, in words; None where there was none."""
     if report.gain is None:
         return None

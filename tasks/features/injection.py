@@ -174,56 +174,9 @@ def inject(
                     f"CREATE TEMP VIEW {sql_name(ref.name)} AS SELECT *, "
                     f"file_row_number AS falaj_row FROM read_parquet({path}, file_row_number=true)"
                 )
-            change = _Planner(con, fault, config, units, landed.window).plan()
-            return _written(con, change, fault, landed, folder)
+            return _Planner(con, fault, config, units, landed.window).written(landed, folder)
 
     return store.build_once(FOLDER, key, FaultyRows, build)
-
-
-def _written(
-    con: duckdb.DuckDBPyConnection,
-    change: _Change,
-    fault: Fault,
-    landed: LandedRows,
-    folder: StagedFolder,
-) -> FaultyRows:
-    table, columns = change.table, change.table.columns
-    during = _during(fault, table)
-    old = {c: f"falaj_rows.{sql_name(c)}" for c in columns}
-    new = {c: f"({value})::{columns[c]}" for c, value in change.new.items()}
-    source = f"{sql_name(table.name)} AS falaj_rows {change.joined}"
-    lost = f"coalesce({during} AND ({change.drop}), FALSE)"
-    differs = " OR ".join([f"{new[c]} IS DISTINCT FROM {old[c]}" for c in new] or ["FALSE"])
-    moved = f"{during} AND NOT {lost} AND ({differs})"
-    sizes = "".join(
-        f", avg(abs({new[c]} - {old[c]})) FILTER ({moved} AND {new[c]} <> {old[c]}) "
-        f"/ nullif(stddev({old[c]}), 0)"
-        for c in new
-        if columns[c] in NUMBERS
-    )
-    counts = f"SELECT count(*) FILTER ({lost}), count(*) FILTER ({moved}){sizes} FROM {source}"
-    num_lost, num_moved, *found = con.execute(counts).fetchall()[0]
-    known = [size for size in found if size]
-    if not num_lost + num_moved:
-        _refuse(fault, "changes no row", "a time and target with rows of theirs")
-    values = old | {c: f"CASE WHEN {during} THEN {new[c]} ELSE {old[c]} END" for c in new}
-    selected = ", ".join(f"{value} AS {sql_name(c)}" for c, value in values.items())
-    target = folder.path / f"{table.name}.parquet"
-    rows = f"SELECT {selected} FROM {source} WHERE NOT {lost} ORDER BY falaj_row"
-    con.execute(f"COPY ({rows}) TO {sql_text(target)} (FORMAT parquet)")
-    num_rows, artifact = pq.read_metadata(target).num_rows, folder.artifact(target.name)
-    ref = TableRef(name=table.name, artifact=artifact, num_rows=num_rows)
-    tables = tuple(ref if each.name == ref.name else each for each in landed.tables)
-    until = f"to {fault.end:%Y-%m-%d %H:%MZ}" if fault.end else "on"
-    return FaultyRows(
-        landed=landed.model_copy(update={"tables": tables}),
-        described=f"{change.told} from {fault.start:%Y-%m-%d %H:%MZ} {until}: {num_moved:,} rows "
-        f"changed, {num_lost:,} left out",
-        table=table.name,
-        columns=tuple(change.new),
-        num_changed=num_lost + num_moved,
-        size=sum(known) / len(known) if known else None,
-    )
 
 
 def _during(fault: Fault, table: RawTable) -> str:
@@ -241,7 +194,48 @@ class _Planner(NamedTuple):
     units: Mapping[str, str]
     history: TimeWindow
 
-    def plan(self) -> _Change:
+    def written(self, landed: LandedRows, folder: StagedFolder) -> FaultyRows:
+        """The landed rows with the fault in them, its table written into the folder."""
+        con, fault, change = self.con, self.fault, self._planned()
+        table, columns = change.table, change.table.columns
+        during = _during(fault, table)
+        old = {c: f"falaj_rows.{sql_name(c)}" for c in columns}
+        new = {c: f"({value})::{columns[c]}" for c, value in change.new.items()}
+        source = f"{sql_name(table.name)} AS falaj_rows {change.joined}"
+        lost = f"coalesce({during} AND ({change.drop}), FALSE)"
+        differs = " OR ".join([f"{new[c]} IS DISTINCT FROM {old[c]}" for c in new] or ["FALSE"])
+        moved = f"{during} AND NOT {lost} AND ({differs})"
+        sizes = "".join(
+            f", avg(abs({new[c]} - {old[c]})) FILTER ({moved} AND {new[c]} <> {old[c]}) "
+            f"/ nullif(stddev({old[c]}), 0)"
+            for c in new
+            if columns[c] in NUMBERS
+        )
+        counts = f"SELECT count(*) FILTER ({lost}), count(*) FILTER ({moved}){sizes} FROM {source}"
+        num_lost, num_moved, *found = con.execute(counts).fetchall()[0]
+        known = [size for size in found if size]
+        if not num_lost + num_moved:
+            _refuse(fault, "changes no row", "a time and target with rows of theirs")
+        values = old | {c: f"CASE WHEN {during} THEN {new[c]} ELSE {old[c]} END" for c in new}
+        selected = ", ".join(f"{value} AS {sql_name(c)}" for c, value in values.items())
+        target = folder.path / f"{table.name}.parquet"
+        rows = f"SELECT {selected} FROM {source} WHERE NOT {lost} ORDER BY falaj_row"
+        con.execute(f"COPY ({rows}) TO {sql_text(target)} (FORMAT parquet)")
+        num_rows, artifact = pq.read_metadata(target).num_rows, folder.artifact(target.name)
+        ref = TableRef(name=table.name, artifact=artifact, num_rows=num_rows)
+        tables = tuple(ref if each.name == ref.name else each for each in landed.tables)
+        until = f"to {fault.end:%Y-%m-%d %H:%MZ}" if fault.end else "on"
+        return FaultyRows(
+            landed=landed.model_copy(update={"tables": tables}),
+            described=f"{change.told} from {fault.start:%Y-%m-%d %H:%MZ} {until}: {num_moved:,} "
+            f"rows changed, {num_lost:,} left out",
+            table=table.name,
+            columns=tuple(change.new),
+            num_changed=num_lost + num_moved,
+            size=sum(known) / len(known) if known else None,
+        )
+
+    def _planned(self) -> _Change:
         """The change of the fault's kind."""
         match self.fault.kind:
             case "celsius" | "scale":

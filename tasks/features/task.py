@@ -1,20 +1,14 @@
 """Feature tasks: land raw rows, build feature tables, publish and materialize them, retrieve."""
 
+from typing import Any
+
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import INPUTS, RUN_ID
 from prefect.runtime import flow_run
 
+from tasks.contracts import data
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import (
-    DataSplits,
-    FeatureSnapshot,
-    FeatureTables,
-    LandedRows,
-    MaterializedView,
-    ValidatedRows,
-    ValidationResult,
-)
 from tasks.contracts.evaluation import FeatureRanking
 from tasks.features.access.audit import AuditTrail, on_behalf_of, process_identity
 from tasks.features.access.profile import import_feast
@@ -29,7 +23,7 @@ from tasks.kernel.settings import Settings
 
 
 @task(name="land-raw-rows", task_run_name="land-{window.slug}", **uncached(1800))
-def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
+def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> data.LandedRows:
     """Copy the window's raw rows, typed, into the artifact store.
 
     Safe to retry: the copy is written aside and renamed.
@@ -41,11 +35,8 @@ def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
 
     settings = Settings.from_environment()
     landed = land(window, config, settings.feature_repo, settings.store)
-    create_table_artifact(
-        key="landed-rows",
-        table=[{"table": t.name, "rows": t.num_rows} for t in landed.tables],
-        description=f"Raw rows of {window}",
-    )
+    rows = [{"table": t.name, "rows": t.num_rows} for t in landed.tables]
+    create_table_artifact(rows, "landed-rows", f"Raw rows of {window}")
     return landed
 
 
@@ -54,7 +45,9 @@ def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
     task_run_name="tables-{validated.landed.window.slug}",
     **uncached(3600),
 )
-def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> FeatureTables:
+def build_feature_tables(
+    validated: data.ValidatedRows, config: FeatureConfig
+) -> data.FeatureTables:
     """Compute the next version of all feature tables; nobody reads it before it is published.
 
     Safe to retry: a version is a folder of its own, renamed into place when whole.
@@ -65,21 +58,17 @@ def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> Fea
     settings = Settings.from_environment()
     base = current_tables(settings.features_home, settings.store)
     tables = build(validated, base, config, settings.feature_repo, settings.store)
-    create_table_artifact(
-        key="feature-tables",
-        table=[
-            {"table": t.name, "rows": t.num_rows, "bytes": t.artifact.num_bytes}
-            for t in tables.tables
-        ],
-        description=f"Feature tables, version {tables.version[:12]}",
-    )
+    rows = [
+        {"table": t.name, "rows": t.num_rows, "bytes": t.artifact.num_bytes} for t in tables.tables
+    ]
+    create_table_artifact(rows, "feature-tables", f"Feature tables, version {tables.version[:12]}")
     return tables
 
 
 @task(name="publish-feature-tables", task_run_name="publish-{tables.version}", **uncached(60))
 def publish_feature_tables(
-    tables: FeatureTables, validations: tuple[ValidationResult, ...]
-) -> FeatureTables:
+    tables: data.FeatureTables, validations: tuple[data.ValidationResult, ...]
+) -> data.FeatureTables:
     """Let readers see a version; the validation results vouch for every table of it.
 
     Safe to retry: one link moves in one step.
@@ -96,10 +85,10 @@ def publish_feature_tables(
 
 @task(name="materialize-features", task_run_name="materialize-{window.slug}", **uncached(3600))
 def materialize_features(
-    tables: FeatureTables,
+    tables: data.FeatureTables,
     window: TimeWindow,
     config: MaterializationConfig = MaterializationConfig(),  # noqa: B008 (frozen)
-) -> tuple[MaterializedView, ...]:
+) -> tuple[data.MaterializedView, ...]:
     """Bring the online store up to the end of the window.
 
     Safe to retry: of one table the newer values stay, and watermarks move last.
@@ -114,11 +103,9 @@ def materialize_features(
 
         with on_behalf_of(flow_run.id):
             views = materialize(tables, window, settings, config)
-    create_table_artifact(
-        key="materialized-views",
-        table=[view.model_dump(mode="json") for view in views],
-        description=f"Online store up to {window.end:%Y-%m-%dT%H:%MZ}",
-    )
+    rows = [view.model_dump(mode="json") for view in views]
+    reached = f"Online store up to {window.end:%Y-%m-%dT%H:%MZ}"
+    create_table_artifact(rows, "materialized-views", reached)
     return views
 
 
@@ -140,8 +127,8 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
 
 @task(name="build-training-set", task_run_name="training-set-{window.slug}", **uncached(3600))
 def build_training_set(
-    window: TimeWindow, config: FeatureConfig, tables: FeatureTables | None = None
-) -> FeatureSnapshot:
+    window: TimeWindow, config: FeatureConfig, tables: data.FeatureTables | None = None
+) -> data.FeatureSnapshot:
     """Retrieve the window's labelled rows with the features known at each one's moment.
 
     Reads these tables; None: the published ones. Safe to retry: a snapshot is renamed into place
@@ -156,22 +143,17 @@ def build_training_set(
     settings = Settings.from_environment()
     tables = tables or current_tables(settings.features_home, settings.store)
     key = training_set_key(tables, window, config, settings.feature_repo)
-    snapshot = settings.store.find(SNAPSHOTS, key, FeatureSnapshot)
+    snapshot = settings.store.find(SNAPSHOTS, key, data.FeatureSnapshot)
     if snapshot is None:
         import_feast()
         from tasks.features.snapshot import build_training_set as build
 
         with on_behalf_of(flow_run.id):
             snapshot = build(tables, window, config, settings)
-    create_table_artifact(
-        key="training-set",
-        table=[
-            {"rows": "with a label", "count": snapshot.num_rows},
-            *({"rows": f"left out: {e.reason}", "count": e.num_rows} for e in snapshot.excluded),
-        ],
-        description=f"Snapshot {snapshot.data.sha256[:12]} of {window}: "
-        f"{snapshot.label_definition}",
-    )
+    rows: list[dict[str, Any]] = [{"rows": "with a label", "count": snapshot.num_rows}]
+    rows += [{"rows": f"left out: {e.reason}", "count": e.num_rows} for e in snapshot.excluded]
+    meaning = f"Snapshot {snapshot.data.sha256[:12]} of {window}: {snapshot.label_definition}"
+    create_table_artifact(rows, "training-set", meaning)
     return snapshot
 
 
@@ -181,10 +163,10 @@ def build_training_set(
     **uncached(1800),
 )
 def rank_single_features(
-    snapshot: FeatureSnapshot,
-    splits: DataSplits,
+    snapshot: data.FeatureSnapshot,
+    splits: data.DataSplits,
     config: FeatureConfig,
-    tables: FeatureTables | None = None,
+    tables: data.FeatureTables | None = None,
 ) -> FeatureRanking:
     """Find the inputs that tell most about the label by themselves; none may be the label.
 
@@ -199,11 +181,9 @@ def rank_single_features(
     settings = Settings.from_environment()
     read = tables or current_tables(settings.features_home, settings.store)
     ranking = rank(snapshot, read, config, splits, settings.store)
-    create_table_artifact(
-        key="single-features",
-        table=[feature.model_dump(mode="json") for feature in ranking.features],
-        description="What single inputs tell about the label on the test rows",
-    )
+    rows = [feature.model_dump(mode="json") for feature in ranking.features]
+    meaning = "What single inputs tell about the label on the test rows"
+    create_table_artifact(rows, "single-features", meaning)
     return ranking
 
 
@@ -228,17 +208,13 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     tables = current_tables(settings.features_home, settings.store)
     with on_behalf_of(flow_run.id):
         report = check_parity(tables, config, settings)
-    create_table_artifact(
-        key="feature-parity",
-        table=[view.model_dump(mode="json") for view in report.views],
-        description=" ".join([f"Online and offline: {report.result}.", *report.evidence]),
-    )
+    rows = [view.model_dump(mode="json") for view in report.views]
+    result = " ".join([f"Online and offline: {report.result}.", *report.evidence])
+    create_table_artifact(rows, "feature-parity", result)
     if report.examples:
-        create_table_artifact(
-            key="feature-parity-differences",
-            table=[example.model_dump(mode="json") for example in report.examples],
-            description="Values that are not the same online and offline",
-        )
+        rows = [example.model_dump(mode="json") for example in report.examples]
+        unlike = "Values that are not the same online and offline"
+        create_table_artifact(rows, "feature-parity-differences", unlike)
     return report
 
 

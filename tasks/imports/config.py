@@ -7,9 +7,9 @@ from typing import Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from tasks.contracts.base import Contract
 from tasks.contracts.conversion import Signature
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.values import Described
 
 ASIDE = "weights"
 """Folder of the environment with packages that nothing imports."""
@@ -32,35 +32,27 @@ def find_package(name: str) -> Distribution:
     return package
 
 
-class EncoderConfig(Contract):
+class EncoderConfig(Described):
     """A text encoder that was trained elsewhere."""
 
-    package: str | None = Field(
-        default=None, description="Installed package that carries the files; None for a folder."
-    )
-    folder: Path = Field(
-        description="Folder with config.json, model.safetensors and tokenizer.json, as the package "
-        "lists it, or on this machine."
-    )
-    max_tokens: PositiveInt = Field(
-        default=256, le=4096, description="Most tokens of a text; longer ones are cut."
-    )
+    package: str | None = None
+    """Installed package that carries the files; None for a folder."""
+    folder: Path
+    """Folder with config.json, model.safetensors and tokenizer.json, as the package lists it, or on
+    this machine."""
+    max_tokens: PositiveInt = Field(default=256, le=4096)
+    """Most tokens of a text; longer ones are cut."""
 
 
-class CorpusConfig(Contract):
+class CorpusConfig(Described):
     """Texts that calibrate and judge: docstrings of installed packages, or lines of a file."""
 
-    packages: tuple[str, ...] = Field(
-        default=(), description="Installed packages whose docstrings are the texts."
-    )
+    packages: tuple[str, ...] = ()
+    """Installed packages whose docstrings are the texts."""
     file: Path | None = Field(default=None, description="UTF-8 file with one text a line.")
-    judged_texts: int = Field(
-        default=512,
-        ge=8,
-        le=20_000,
-        description="Texts that the variants are compared on; five others for each eight of them "
-        "show INT8 the value ranges.",
-    )
+    judged_texts: int = Field(default=512, ge=8, le=20_000)
+    """Texts that the variants are compared on; five others for each eight of them show INT8 the
+    value ranges."""
 
     @property
     def calibration_texts(self) -> int:
@@ -74,25 +66,20 @@ class CorpusConfig(Contract):
         return self
 
 
-class ProgramConfig(Contract):
+class ProgramConfig(Described):
     """A program of any family that was exported elsewhere."""
 
     file: Path = Field(description="`.pt2` file, as `torch.export.save` writes it.")
-    family: str = Field(
-        default="tensors",
-        min_length=1,
-        description="Family of models, as conversion knows it; `tensors` takes any.",
-    )
+    family: str = Field(default="tensors", min_length=1)
+    """Family of models, as conversion knows it; `tensors` takes any."""
     signature: Signature = Field(description="What the program takes and gives.")
-    origin: dict[str, str] = Field(
-        default={}, description="Where it comes from: package, version, licence."
-    )
+    origin: dict[str, str] = Field(default={})
+    """Where it comes from: package, version, licence."""
 
 
-class RowsConfig(Contract):
+class RowsConfig(Described):
     """Model inputs that were prepared elsewhere, as the family reads them."""
 
-    file: Path = Field(
-        description="Parquet; the column `part` says `calibration` or `judged` of each row, one "
-        "for each input holds what it takes of the row, `label` what is true where that is known."
-    )
+    file: Path
+    """Parquet; the column `part` says `calibration` or `judged` of each row, one for each input
+    holds what it takes of the row, `label` what is true where that is known."""

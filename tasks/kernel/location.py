@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
@@ -305,6 +306,13 @@ class Location:
                 f"{where}: the store does not answer as expected ({_reason(exc)}), "
                 f"tried up to {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nothing that is sent to a host, as URLs name it, leaves this machine."""
+    with suppress(ValueError):
+        return ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
 
 
 def part_bytes(num_bytes: int) -> int:

@@ -1,13 +1,20 @@
 """What every value that travels is built on: frozen, small, JSON-serializable."""
 
+import ast
+import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from html import escape
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic.annotated_handlers import GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from tasks.kernel.errors import ConfigurationError
 
@@ -82,6 +89,39 @@ class Contract(Frozen):
     """Base of every value that travels: frozen, and unknown names are refused."""
 
     model_config = ConfigDict(extra="forbid", field_title_generator=field_title)
+
+
+class Described(Contract):
+    """Base of settings and results whose fields say below themselves what they mean.
+
+    Schemas and forms show these words. `Field(description=...)` says the same, where it is shorter.
+    They are read when a schema is asked for: pydantic itself would read them at each import.
+    """
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core)
+        fields = handler.resolve_ref_schema(schema).get("properties", {})
+        for kind in cls.__mro__[: cls.__mro__.index(Described)]:
+            words = _words_below(kind.__module__).get(kind.__name__, {})
+            for name in words.keys() & fields.keys():
+                fields[name].setdefault("description", words[name])
+        return schema
+
+
+@cache
+def _words_below(module: str) -> dict[str, dict[str, str]]:
+    """What a module says below the fields of its classes, by class and field, each on one line."""
+    found: dict[str, dict[str, str]] = {}
+    parts = ast.parse(inspect.getsource(sys.modules[module])).body
+    for kind in (part for part in parts if isinstance(part, ast.ClassDef)):
+        for pair in pairwise(kind.body):
+            match pair:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found.setdefault(kind.name, {})[name] = " ".join(text.split())
+    return found
 
 
 class Artifact(Contract):

@@ -21,6 +21,7 @@ import httpx
 
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
 from tasks.kernel.files import write_atomically
+from tasks.kernel.location import is_loopback
 from tasks.kernel.settings import Settings, append, bring
 from tasks.lineage.events import FlowRun, run_id, step_events
 from tasks.lineage.steps import Step
@@ -30,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 RUNS, OUTBOX, LOCK = "runs.txt", "outbox.jsonl", "lock"
 ENDPOINT = "api/v1/lineage"
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 TIMEOUT_S = 5
 FINAL = frozenset(f"HTTP {code}" for code in (400, 409, 413, 415, 422))
 """Answers after which sending the same event again cannot help."""
@@ -81,7 +81,7 @@ def _check_address(url: str, key: str | None) -> None:
             "OPENLINEAGE_URL holds a user or password, which would appear in logs; give a key in "
             "OPENLINEAGE_API_KEY"
         )
-    if key and parts.scheme == "http" and parts.hostname not in LOOPBACK:
+    if key and parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ConfigurationError(
             f"OPENLINEAGE_URL names {parts.hostname} over http, and OPENLINEAGE_API_KEY would "
             "travel readable; use https"

@@ -15,17 +15,11 @@ from urllib.parse import urlsplit
 
 import duckdb
 
-from tasks.contracts import data
+from tasks.contracts import data, training
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
-from tasks.contracts.training import (
-    CandidateModel,
-    CompressedModel,
-    RecalibratedModel,
-    TrainedModel,
-)
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,7 @@ def refresh_steps(refresh: data.FeatureRefresh, queries: Mapping[str, Query]) ->
 
 def version_steps(
     version: ModelVersionRef,
-    model: CandidateModel,
+    model: training.CandidateModel,
     dataset: data.ValidatedDataset,
     evaluation: EvaluationReport,
     query: Query | None,
@@ -155,15 +149,15 @@ def version_steps(
     yield _judge_step(version, made, snapshot, evaluation)
 
 
-def _origin(model: CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
+def _origin(model: training.CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
     """What was done, to which version if to any, and a sentence about it."""
-    if isinstance(model, RecalibratedModel):
+    if isinstance(model, training.RecalibratedModel):
         source, rows = model.calibration.source, model.splits.validation
         fitted = f"Fitted a map of version {source.version}'s scores on {rows}."
         return "recalibrate", source, fitted
-    assert isinstance(model, TrainedModel)
+    assert isinstance(model, training.TrainedModel)
     ended = f"on {model.num_ranks} rank(s) and registered the best epoch."
-    if not isinstance(model, CompressedModel):
+    if not isinstance(model, training.CompressedModel):
         return "train", None, f"Trained a model ({model.kind}) {ended}"
     how = model.compression
     scores = "with" if how.is_distilled else "without"

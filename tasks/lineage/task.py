@@ -6,7 +6,6 @@ shows in the Prefect UI and in the log and goes no further, and Prefect logs wha
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from tasks.lineage.events import FlowRun
     from tasks.lineage.steps import Step
 
-logger = logging.getLogger(__name__)
 
 # Not cached: what was recorded already is found in the lineage files, step by step.
 _POLICY = uncached(120)

@@ -4,6 +4,7 @@ A change of a table comes with a migration in `migrations/versions`, and raises 
 """
 
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -60,6 +61,11 @@ def _counted(name: str, *parts: SchemaItem) -> Table:
     return Table(name, metadata, number, *parts, sqlite_autoincrement=True)
 
 
+def _needed(kind: Any, *names: str) -> list[Column[Any]]:
+    """Columns of one type that are filled in every row."""
+    return [Column(name, kind, nullable=False) for name in names]
+
+
 def _one_open(name: str, *columns: Column[str]) -> None:
     """Let no two rows have the same values of these columns unless all but one are closed."""
     is_open = columns[0].table.c.closed_at.is_(None)
@@ -73,13 +79,11 @@ models = Table("falaj_governed", metadata, Column("model", String(120), primary_
 drift_results = _counted(
     "falaj_verdicts",
     Column("verdict_id", String(64), nullable=False, unique=True, key="result_id"),
-    Column("model", String(120), nullable=False),
-    Column("use_case", String(120), nullable=False),
+    *_needed(String(120), "model", "use_case"),
     Column("version", Integer, nullable=False),
     Column("verdict", String(20), nullable=False, key="result"),
     Column("window_end", UtcTime, nullable=False),
-    Column("evidence", Text, nullable=False),
-    Column("policy", Text, nullable=False),
+    *_needed(Text, "evidence", "policy"),
     Column("stored_at", UtcTime, nullable=False),
     Column("answered_at", UtcTime),
     Column("num_asked", Integer, nullable=False, default=0),
@@ -89,8 +93,7 @@ incidents = Table(
     "falaj_episodes",
     metadata,
     Column("episode_id", String(64), primary_key=True),
-    Column("model", String(120), nullable=False),
-    Column("use_case", String(120), nullable=False),
+    *_needed(String(120), "model", "use_case"),
     Column("version", Integer, nullable=False),
     Column("cause", String(20), nullable=False),
     Column("opened_by", ForeignKey("falaj_verdicts.result_id"), nullable=False),
@@ -104,8 +107,7 @@ actions = Table(
     "falaj_claims",
     metadata,
     Column("episode_id", ForeignKey("falaj_episodes.episode_id"), primary_key=True),
-    Column("model", String(120), nullable=False),
-    Column("use_case", String(120), nullable=False),
+    *_needed(String(120), "model", "use_case"),
     Column("action", String(20), nullable=False),
     Column("verdict_id", ForeignKey("falaj_verdicts.result_id"), nullable=False, key="result_id"),
     Column("reason", Text, nullable=False),
@@ -129,8 +131,7 @@ actions = Table(
 decisions = _counted(
     "falaj_decisions",
     Column("decided_at", UtcTime, nullable=False),
-    Column("model", String(120), nullable=False),
-    Column("use_case", String(120), nullable=False),
+    *_needed(String(120), "model", "use_case"),
     Column("verdict_id", ForeignKey("falaj_verdicts.result_id"), nullable=False, key="result_id"),
     Column("episode_id", ForeignKey("falaj_episodes.episode_id")),
     Column("cause", String(20)),
@@ -138,8 +139,7 @@ decisions = _counted(
     Column("carried_out_as", String(20)),
     Column("rule", Integer, nullable=False),
     Column("outcome", String(20), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("actor", Text, nullable=False),
+    *_needed(Text, "reason", "actor"),
     Index("falaj_decisions_of", "model", "use_case", "number"),
 )
 
@@ -159,17 +159,14 @@ releases = Table(
     metadata,
     Column("release_id", String(64), primary_key=True),
     Column("model", String(120), nullable=False),
-    Column("stable", String(40), nullable=False),
-    Column("candidate", String(40), nullable=False),
+    *_needed(String(40), "stable", "candidate"),
     Column("state", String(20), nullable=False),
     Column("step", Integer, nullable=False),
-    Column("step_since", UtcTime, nullable=False),
-    Column("opened_at", UtcTime, nullable=False),
+    *_needed(UtcTime, "step_since", "opened_at"),
     Column("opened_by", Text, nullable=False),
     Column("closed_at", UtcTime),
     Column("held_by", Text, nullable=False, default=""),
-    Column("generation", Integer, nullable=False),
-    Column("moved", Integer, nullable=False),
+    *_needed(Integer, "generation", "moved"),
     Column("can_split", Boolean, nullable=False),
     Column("config", Text, nullable=False),
 )
@@ -180,10 +177,8 @@ periods = _counted(
     Column("step", Integer, nullable=False),
     Column("since", UtcTime, nullable=False),
     Column("until", UtcTime),
-    Column("candidate", Float, nullable=False),
-    Column("mirror", Float, nullable=False),
-    Column("sticky", Boolean, nullable=False),
-    Column("split", Boolean, nullable=False),
+    *_needed(Float, "candidate", "mirror"),
+    *_needed(Boolean, "sticky", "split"),
 )
 entries = _counted(
     "falaj_release_entries",
@@ -193,8 +188,7 @@ entries = _counted(
     Column("action", String(20), nullable=False),
     Column("rule", String(40), nullable=False),
     Column("reason", Text, nullable=False),
-    Column("step", Integer, nullable=False),
-    Column("generation", Integer, nullable=False),
+    *_needed(Integer, "step", "generation"),
     Column("evidence", Text),
 )
 
@@ -205,16 +199,12 @@ uses = _counted(
     Column("run_id", String(80), nullable=False),
     Column("root_id", String(80), nullable=False, index=True),
     Column("flow", String(80), nullable=False),
-    Column("use_case", String(120), nullable=False),
-    Column("model", String(120), nullable=False),
-    Column("owner", String(120), nullable=False),
+    *_needed(String(120), "use_case", "model", "owner"),
     Column("hardware_class", String(63), nullable=False),
     Column("state", String(20), nullable=False),
     Column("started", UtcTime, nullable=False, index=True),
     Column("ended", UtcTime, nullable=False),
-    Column("seconds", Double, nullable=False),
-    Column("cpu_s", Double, nullable=False),
-    Column("gpu_s", Double, nullable=False),
+    *_needed(Double, "seconds", "cpu_s", "gpu_s"),
     Column("joules", Double),
     Column("estimated", Boolean, nullable=False),
     Column("amount", Double),

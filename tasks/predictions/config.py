@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from tasks.contracts.base import Contract
+from tasks.kernel.values import Described
 
 FLUSH_ROWS = 50_000
 """So many rows are written without waiting; fewer where the queue is shorter."""
@@ -20,33 +20,21 @@ STOP_S = 10.0
 """A stopping server writes what is left for so long."""
 
 
-class PredictionLogConfig(Contract):
+class PredictionLogConfig(Described):
     """The prediction log of one server."""
 
     enabled: bool = Field(default=True, description="Whether predictions are logged at all.")
-    masked: tuple[str, ...] = Field(
-        default=(),
-        description="Features, entity keys or `subject` of which only a keyed digest is written: "
-        "equal values stay equal, and nobody without the key can tell them.",
-    )
-    left_out: tuple[str, ...] = Field(
-        default=(), description="Features, entity keys or `subject` that are not written."
-    )
-    flush_s: float = Field(
-        default=10.0,
-        gt=0,
-        le=3600,
-        description="A row is on the disk so long after its answer; a kill loses no more.",
-    )
-    queue_rows: int = Field(
-        default=400_000,
-        ge=1,
-        le=10**8,
-        description="Rows in memory that are not written yet; more are dropped and counted.",
-    )
-    retention_days: int = Field(
-        default=90, ge=1, le=36_500, description="Days are removed when they are older."
-    )
+    masked: tuple[str, ...] = ()
+    """Features, entity keys or `subject` of which only a keyed digest is written: equal values stay
+    equal, and nobody without the key can tell them."""
+    left_out: tuple[str, ...] = ()
+    """Features, entity keys or `subject` that are not written."""
+    flush_s: float = Field(default=10.0, gt=0, le=3600)
+    """A row is on the disk so long after its answer; a kill loses no more."""
+    queue_rows: int = Field(default=400_000, ge=1, le=10**8)
+    """Rows in memory that are not written yet; more are dropped and counted."""
+    retention_days: int = Field(default=90, ge=1, le=36_500)
+    """Days are removed when they are older."""
 
     @model_validator(mode="after")
     def _hides_in_one_way(self) -> Self:

@@ -25,23 +25,9 @@ from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, children, code_digest, content_key
+from tasks.predictions import reading
+from tasks.predictions import schema as log
 from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
-from tasks.predictions.reading import (
-    LogQuery,
-    ReadTally,
-    logged_columns,
-    logged_segments,
-    read_rows,
-)
-from tasks.predictions.schema import (
-    EVENT_TIME,
-    FEATURE,
-    MOMENT_TYPE,
-    SCORE,
-    SCORES,
-    labels_folder,
-    open_mask,
-)
 
 PREDICTED = "predicted"
 SUITE = "prediction_log"
@@ -80,7 +66,7 @@ def take_served_window(
     """
     name, version = model.version.name, str(model.version.version)
     logged = TimeWindow(start=window.start + offset, end=window.end + offset)
-    query = LogQuery(name, logged, versions=[version], tracks=[STABLE])
+    query = reading.LogQuery(name, logged, versions=[version], tracks=[STABLE])
     rows, days = _count(home, query, offset)
     if rows < min_rows or days < min_days:
         return TooFewPredictions(
@@ -95,8 +81,8 @@ def take_served_window(
                 f"{min_days} days. Nothing was compared"
             ),
         )
-    segments = [segment.name for segment in logged_segments(home, name, logged)]
-    labels = sorted(f.name for f in children(labels_folder(home, name)))
+    segments = [segment.name for segment in reading.logged_segments(home, name, logged)]
+    labels = sorted(f.name for f in children(log.labels_folder(home, name)))
     key = content_key(
         *("served", code_digest(__file__), model, reference.snapshot.data.sha256, window),
         *(offset.total_seconds(), segments, labels, now if labels else None),
@@ -111,16 +97,16 @@ def take_served_window(
 
 def count_served(home: Path, model: str, version: str, window: TimeWindow) -> int:
     """Rows that the stable track answered with a version."""
-    query = LogQuery(model, window, versions=[version], tracks=[STABLE])
-    return sum(table.num_rows for table in read_rows(home, query, [EVENT_TIME]))
+    query = reading.LogQuery(model, window, versions=[version], tracks=[STABLE])
+    return sum(table.num_rows for table in reading.read_rows(home, query, [log.EVENT_TIME]))
 
 
-def _count(home: Path, query: LogQuery, offset: timedelta) -> tuple[int, int]:
+def _count(home: Path, query: reading.LogQuery, offset: timedelta) -> tuple[int, int]:
     """Rows, and UTC days of the use case's time that have some."""
     rows, days = 0, set()
-    for table in read_rows(home, query, [EVENT_TIME]):
+    for table in reading.read_rows(home, query, [log.EVENT_TIME]):
         rows += table.num_rows
-        moments = _moved(table.column(EVENT_TIME), offset)
+        moments = _moved(table.column(log.EVENT_TIME), offset)
         days.update(pc.unique(pc.floor_temporal(moments, unit="day")).to_pylist())
     return rows, len(days)
 
@@ -144,7 +130,7 @@ class _Decoding:
     @property
     def features(self) -> list[str]:
         """Columns of the log."""
-        return [FEATURE + name for name in (*self.columns.categorical, *self.columns.numeric)]
+        return [log.FEATURE + name for name in (*self.columns.categorical, *self.columns.numeric)]
 
     def decoded(self, table: pa.Table, start: int) -> pa.Table:
         """Rows with ids from `start` on."""
@@ -152,11 +138,11 @@ class _Decoding:
         return pa.table(
             {
                 columns.row_id: pa.array(np.arange(start, start + table.num_rows)),
-                columns.event_time: _moved(table.column(EVENT_TIME), self.offset),
+                columns.event_time: _moved(table.column(log.EVENT_TIME), self.offset),
                 columns.label: table.column(LABEL),
                 **self._scores(table),
-                **{n: self._spelled(n, table.column(FEATURE + n)) for n in columns.categorical},
-                **{n: table.column(FEATURE + n).cast(pa.float32()) for n in columns.numeric},
+                **{n: self._spelled(n, table.column(log.FEATURE + n)) for n in columns.categorical},
+                **{n: table.column(log.FEATURE + n).cast(pa.float32()) for n in columns.numeric},
             }
         )
 
@@ -164,9 +150,11 @@ class _Decoding:
         """Scores as those of a reference; of several classes the predicted one too."""
         classes = self.columns.classes
         if not classes:
-            return {SCORE: table.column(SCORE)}
+            return {log.SCORE: table.column(log.SCORE)}
         each = _lists(table, len(classes))
-        named = {n: pa.array(each[:, k]) for k, n in enumerate(self.columns.score_columns(SCORE))}
+        named = {
+            n: pa.array(each[:, k]) for k, n in enumerate(self.columns.score_columns(log.SCORE))
+        }
         return named | {PREDICTED: pa.array(np.array(classes, dtype=object)[each.argmax(axis=1)])}
 
     def _spelled(self, name: str, codes: pa.ChunkedArray) -> pa.Array:
@@ -180,13 +168,13 @@ class _Decoding:
         columns = self.columns
         common = [
             (columns.row_id, pa.int64()),
-            (columns.event_time, MOMENT_TYPE),
+            (columns.event_time, log.MOMENT_TYPE),
             (columns.label, pa.float64()),
         ]
         features = [(name, pa.string()) for name in columns.categorical]
         features += [(name, pa.float32()) for name in columns.numeric]
         baseline = [(columns.baseline, pa.float32())] if columns.baseline else []
-        each = [(name, pa.float32()) for name in columns.score_columns(SCORE)]
+        each = [(name, pa.float32()) for name in columns.score_columns(log.SCORE)]
         predicted = [(PREDICTED, pa.string())] if columns.classes else []
         scores = [*common, *each, *predicted, *baseline]
         return pa.schema([*common, *features]), pa.schema(scores)
@@ -194,15 +182,17 @@ class _Decoding:
 
 def _decoding(
     home: Path,
-    query: LogQuery,
+    query: reading.LogQuery,
     model: RegisteredProgram,
     reference: ValidatedDataset,
     offset: timedelta,
     store: ArtifactStore,
 ) -> _Decoding:
     taken = model.raw_columns
-    logged = logged_columns(home, query.model, query.window)
-    types = {f.name.removeprefix(FEATURE): f.type for f in logged if f.name.startswith(FEATURE)}
+    logged = reading.logged_columns(home, query.model, query.window)
+    types = {
+        f.name.removeprefix(log.FEATURE): f.type for f in logged if f.name.startswith(log.FEATURE)
+    }
     numeric = tuple(n for n in taken.numeric if n in types and not pa.types.is_string(types[n]))
     categorical = tuple(n for n in taken.categorical if n in types)
     if not (categorical or numeric):
@@ -217,7 +207,7 @@ def _decoding(
     rows = store.path(reference.snapshot.data)
     words = {name: _codes_of(rows, name) for name in categorical}
     for name in (n for n in categorical if pa.types.is_string(types[n])):
-        mask = open_mask(home)
+        mask = log.open_mask(home)
         words[name] = {mask.text(code): word for code, word in words[name].items()}
     hidden = {*taken.categorical, *taken.numeric} - {*categorical, *numeric}
     left_out = tuple(n for n in (*taken.categorical, *taken.numeric) if n in hidden)
@@ -236,7 +226,7 @@ def _codes_of(rows: Path, name: str) -> dict[str, str | None]:
 def _write(
     folder: StagedFolder,
     home: Path,
-    query: LogQuery,
+    query: reading.LogQuery,
     decoding: _Decoding,
     reference: ValidatedDataset,
     window: TimeWindow,
@@ -244,8 +234,8 @@ def _write(
     program_sha256: str,
 ) -> ServedWindow:
     """Write rows and scores, and the value that names them."""
-    joined, read = JoinTally(), ReadTally()
-    columns = [EVENT_TIME, SCORE, SCORES, *decoding.features]
+    joined, read = JoinTally(), reading.ReadTally()
+    columns = [log.EVENT_TIME, log.SCORE, log.SCORES, *decoding.features]
     tables = labelled_rows(
         home, query, columns, known_by=now, tally=joined, read=read, shift=-decoding.offset
     )
@@ -301,15 +291,15 @@ def _write(
 def _lists(table: pa.Table, num_classes: int) -> NDArray[np.float32]:
     """Scores of several classes, shape (rows, classes); NaN where a row has not as many."""
     found = np.full((table.num_rows, num_classes), np.nan, dtype=np.float32)
-    lengths = pc.fill_null(pc.list_value_length(table.column(SCORES)), 0).to_numpy()
+    lengths = pc.fill_null(pc.list_value_length(table.column(log.SCORES)), 0).to_numpy()
     fits = lengths == num_classes
-    flat = pc.list_flatten(table.column(SCORES).filter(pa.array(fits))).to_numpy()
+    flat = pc.list_flatten(table.column(log.SCORES).filter(pa.array(fits))).to_numpy()
     found[fits] = flat.reshape(-1, num_classes)
     return found
 
 
-def _check_scores(table: pa.Table, query: LogQuery, num_classes: int) -> None:
-    finite = pc.sum(pc.is_finite(table.column(SCORE))).as_py() or 0
+def _check_scores(table: pa.Table, query: reading.LogQuery, num_classes: int) -> None:
+    finite = pc.sum(pc.is_finite(table.column(log.SCORE))).as_py() or 0
     if num_classes:
         finite = int(np.isfinite(_lists(table, num_classes)).all(axis=1).sum())
     if finite < table.num_rows:
@@ -320,7 +310,9 @@ def _check_scores(table: pa.Table, query: LogQuery, num_classes: int) -> None:
         )
 
 
-def _described(query: LogQuery, joined: JoinTally, read: ReadTally, left_out: Sequence[str]) -> str:
+def _described(
+    query: reading.LogQuery, joined: JoinTally, read: reading.ReadTally, left_out: Sequence[str]
+) -> str:
     sentences = [
         f"the current rows are of the prediction log: {joined.rows:,} that version "
         f"{', '.join(query.versions or ())} answered as {STABLE} in {query.window}, "
@@ -337,4 +329,4 @@ def _described(query: LogQuery, joined: JoinTally, read: ReadTally, left_out: Se
 
 def _moved(moments: pa.ChunkedArray, offset: timedelta) -> pa.ChunkedArray:
     """Moments of the server's clock in the use case's time."""
-    return pc.subtract(moments, pa.scalar(offset, pa.duration("us"))).cast(MOMENT_TYPE)
+    return pc.subtract(moments, pa.scalar(offset, pa.duration("us"))).cast(log.MOMENT_TYPE)

@@ -6,50 +6,32 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from tasks.contracts.base import Contract
 from tasks.contracts.data import TaskKind
+from tasks.kernel.values import Described
 
 Task = Literal["auc", "absolute_error"]
 STORED = "stored"
 """Context in which the steps of a release are read that an earlier version began: they stand."""
 
 
-class StepConfig(Contract):
+class StepConfig(Described):
     """One step of a release: how traffic is shared, and what ends the step."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="Name, for people.")
-    candidate_percent: float = Field(
-        ge=0, le=100, description="Share of requests that the candidate answers, percent."
-    )
-    mirror_percent: float = Field(
-        default=0,
-        ge=0,
-        le=100,
-        description="Share of requests that the candidate gets a copy of, percent; clients never "
-        "see those answers. Pairs of answers to the same request say most about quality.",
-    )
-    min_requests: int = Field(
-        default=500,
-        ge=0,
-        le=10**9,
-        description="Requests that the candidate must have answered in the step, copies included.",
-    )
-    min_minutes: float = Field(
-        default=10, ge=0, le=60 * 24 * 90, description="Minutes that the step lasts at least."
-    )
-    max_minutes: float = Field(
-        default=60 * 24 * 7,
-        gt=0,
-        le=60 * 24 * 365,
-        description="Minutes after which a step that has not ended waits for a person.",
-    )
-    min_labels: int = Field(
-        default=0,
-        ge=0,
-        le=10**9,
-        description="Labelled requests of the candidate, of all steps, without which the step does "
-        "not end; 0 where labels come too late to wait for.",
-    )
+    candidate_percent: float = Field(ge=0, le=100)
+    """Share of requests that the candidate answers, percent."""
+    mirror_percent: float = Field(default=0, ge=0, le=100)
+    """Share of requests that the candidate gets a copy of, percent; clients never see those
+    answers. Pairs of answers to the same request say most about quality."""
+    min_requests: int = Field(default=500, ge=0, le=10**9)
+    """Requests that the candidate must have answered in the step, copies included."""
+    min_minutes: float = Field(default=10, ge=0, le=60 * 24 * 90)
+    """Minutes that the step lasts at least."""
+    max_minutes: float = Field(default=60 * 24 * 7, gt=0, le=60 * 24 * 365)
+    """Minutes after which a step that has not ended waits for a person."""
+    min_labels: int = Field(default=0, ge=0, le=10**9)
+    """Labelled requests of the candidate, of all steps, without which the step does not end; 0
+    where labels come too late to wait for."""
 
     @model_validator(mode="after")
     def _can_end(self, info: ValidationInfo) -> Self:
@@ -101,41 +83,26 @@ TOLERATED_ERROR_RATIO, TOLERATED_SLOW_RATIO = 1.1, 1.25
 """The candidate may fail, or be slow, so many times as often."""
 
 
-class ReleaseConfig(Contract):
+class ReleaseConfig(Described):
     """How a champion's traffic goes from the version before to it."""
 
-    enabled: bool = Field(
-        default=True,
-        description="A new champion gets its traffic step by step, where a server runs; else it "
-        "waits until a person starts the release.",
-    )
-    steps: tuple[StepConfig, ...] = Field(
-        default=STEPS, min_length=1, max_length=20, description="In this order."
-    )
-    sticky: bool = Field(
-        default=True,
-        description="A client keeps its version while the shares stay; each counts once then.",
-    )
-    task: Task | None = Field(
-        default=None,
-        description="What labels are compared by: `auc` of a classification, `absolute_error` of a "
-        "regression, and, of several classes, of the true class's probability. Empty: by the kind "
-        "of the use case's label.",
-    )
-    max_score_shift: float = Field(
-        default=0.25,
-        gt=0,
-        le=1,
-        description="Largest gap between the two distributions of scores (Kolmogorov and Smirnov); "
-        "a better model has other scores too, so only a large one is harm.",
-    )
-    settle_s: float = Field(
-        default=30,
-        ge=0,
-        le=3600,
-        description="Seconds after a change of traffic that are not counted, and for which the "
-        "log is waited for.",
-    )
+    enabled: bool = True
+    """A new champion gets its traffic step by step, where a server runs; else it waits until a
+    person starts the release."""
+    steps: tuple[StepConfig, ...] = Field(default=STEPS, min_length=1, max_length=20)
+    """In this order."""
+    sticky: bool = True
+    """A client keeps its version while the shares stay; each counts once then."""
+    task: Task | None = None
+    """What labels are compared by: `auc` of a classification,
+    `absolute_error` of a regression, and, of several classes, of the true
+    class's probability. Empty: by the kind of the use case's label."""
+    max_score_shift: float = Field(default=0.25, gt=0, le=1)
+    """Largest gap between the two distributions of scores (Kolmogorov and Smirnov); a better model
+    has other scores too, so only a large one is harm."""
+    settle_s: float = Field(default=30, ge=0, le=3600)
+    """Seconds after a change of traffic that are not counted,
+    and for which the log is waited for."""
 
     @property
     def ranks(self) -> bool:

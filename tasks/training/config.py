@@ -6,7 +6,8 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
-from tasks.contracts.base import Contract, retired
+from tasks.contracts.base import retired
+from tasks.kernel.values import Described
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.models.config import AVERAGE, BOOSTING, NETWORK, BoostingConfig, checked_model
 from tasks.training.strategies.config import StrategyConfig
@@ -17,23 +18,16 @@ LOCAL_URI = re.compile(rf"file://({FOLDERS})")
 S3_URI = re.compile(rf"s3://[a-z0-9][a-z0-9._-]{{1,61}}[a-z0-9]{FOLDERS}")
 
 
-class CheckpointConfig(Contract):
+class CheckpointConfig(Described):
     """Checkpoints of one training run; how it is carried out, not what it computes."""
 
-    uri: str = Field(
-        default="",
-        max_length=1024,
-        description="Folder of the checkpoints of all runs: file:///folder or s3://bucket/prefix; "
-        "each run has its own below. Empty: the run directory. Ranks on several hosts need a place "
-        "that all of them reach.",
-    )
-    every_s: float = Field(
-        default=60.0,
-        gt=0,
-        le=86_400,
-        description="Seconds between checkpoints within an epoch; there is one after each epoch in "
-        "any case. What is lost with all ranks is at most this, and the time of a write.",
-    )
+    uri: str = Field(default="", max_length=1024)
+    """Folder of the checkpoints of all runs: file:///folder or
+    s3://bucket/prefix; each run has its own below. Empty: the run directory.
+    Ranks on several hosts need a place that all of them reach."""
+    every_s: float = Field(default=60.0, gt=0, le=86_400)
+    """Seconds between checkpoints within an epoch; there is one after each epoch in any case. What
+    is lost with all ranks is at most this, and the time of a write."""
 
     @model_validator(mode="after")
     def _uri_names_a_location(self) -> Self:
@@ -57,14 +51,12 @@ class CheckpointConfig(Contract):
         return S3_URI.fullmatch(self.uri) is not None
 
 
-class TelemetryConfig(Contract):
+class TelemetryConfig(Described):
     """Profile of one training run; changes nothing that it computes. Prices: `hardware.yaml`."""
 
-    profile: bool = Field(
-        default=False,
-        description="Record five steps of every rank with torch.profiler, and their collectives "
-        "with Horovod's timeline; the traces are kept with the model.",
-    )
+    profile: bool = False
+    """Record five steps of every rank with torch.profiler, and their collectives with Horovod's
+    timeline; the traces are kept with the model."""
     _retired = retired("watts_per_core", "price_per_kwh", "price_per_node_hour", "currency")
 
 
@@ -93,16 +85,12 @@ shuffled row by row. With 64 batches vary 3 % more than by chance where every da
 own, with 256 25 %; larger ones read faster from a disk that seeks."""
 
 
-class ReadingConfig(Contract):
+class ReadingConfig(Described):
     """How rows are shuffled; they are decoded into files, and read from there in each epoch."""
 
-    shuffle_rows: int = Field(
-        default=1 << 18,
-        ge=PIECE_ROWS,
-        le=1 << 28,
-        description="Rows of all shards that are shuffled with each other at a time. All rows of "
-        "an epoch are, where there are fewer. A row of one number takes 4 bytes.",
-    )
+    shuffle_rows: int = Field(default=1 << 18, ge=PIECE_ROWS, le=1 << 28)
+    """Rows of all shards that are shuffled with each other at a time. All rows of an epoch are,
+    where there are fewer. A row of one number takes 4 bytes."""
 
     _retired = retired("mode")
 
@@ -110,142 +98,91 @@ class ReadingConfig(Contract):
 Auto = Literal["auto"]
 
 
-class LaunchConfig(Contract):
+class LaunchConfig(Described):
     """Number of ranks and threads of a run."""
 
-    ranks: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
-        default="auto",
-        description="Ranks (processes); `auto` is one. Another number makes another model, so "
-        "neither host nor load chooses it.",
-    )
-    threads_per_rank: Auto | Annotated[int, Field(ge=1, le=1024)] = Field(
-        default="auto",
-        description="CPU threads of one rank. `auto`: the host's cores divided by the ranks.",
-    )
+    ranks: Auto | Annotated[int, Field(ge=1, le=256)] = "auto"
+    """Ranks (processes); `auto` is one. Another number makes another model, so neither host nor
+    load chooses it."""
+    threads_per_rank: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
+    """CPU threads of one rank. `auto`: the host's cores divided by the ranks."""
 
 
-class TrainingConfig(Contract):
+class TrainingConfig(Described):
     """Model, optimisation and ranks of one training run; logged whole with the run."""
 
     # Model
-    model: Annotated[str, AfterValidator(checked_model)] = Field(
-        default=NETWORK,
-        description="`network`; `gradient-boosting`; `average`: the mean of both; or "
-        "`package:function`, which gives a PyTorch module of your own.",
-    )
-    boosting: BoostingConfig = Field(
-        default=BoostingConfig(), description="How boosted trees are grown, where there are any."
-    )
+    model: Annotated[str, AfterValidator(checked_model)] = NETWORK
+    """`network`; `gradient-boosting`; `average`: the mean of both; or `package:function`, which
+    gives a PyTorch module of your own."""
+    boosting: BoostingConfig = BoostingConfig()
+    """How boosted trees are grown, where there are any."""
 
     # Ranks and data
-    launch: LaunchConfig = Field(
-        default=LaunchConfig(), description="How many ranks, and how they are started."
-    )
-    strategy: StrategyConfig = Field(
-        default=StrategyConfig(), description="How ranks share the work, and in which precision."
-    )
-    elastic: ElasticConfig = Field(
-        default=ElasticConfig(), description="Ranks that come and go, on one host or several."
-    )
-    checkpoints: CheckpointConfig = Field(
-        default=CheckpointConfig(), description="Where training states are kept, and how often."
-    )
+    launch: LaunchConfig = LaunchConfig()
+    """How many ranks, and how they are started."""
+    strategy: StrategyConfig = StrategyConfig()
+    """How ranks share the work, and in which precision."""
+    elastic: ElasticConfig = ElasticConfig()
+    """Ranks that come and go, on one host or several."""
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    """Where training states are kept, and how often."""
     reading: ReadingConfig = Field(default=ReadingConfig(), description="How rows are shuffled.")
     telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="What is measured.")
-    device: Literal["cpu", "cuda"] = Field(
-        default="cpu", description="Where the network runs. `cuda` without a device is an error."
-    )
-    num_shards: int = Field(
-        default=8,
-        ge=1,
-        le=4096,
-        description="Virtual shards of the data. Every step takes equally many rows of each, so "
-        "results do not depend on the number of ranks; more ranks than shards have nothing to do.",
-    )
-    global_batch_size: int = Field(
-        default=2048,
-        ge=1,
-        le=1 << 20,
-        description="Rows per step over all ranks; a multiple of num_shards. Lowered, with a line "
-        "in the log, where the training rows would make fewer than 8 steps an epoch.",
-    )
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the network runs. `cuda` without a device is an error."""
+    num_shards: int = Field(default=8, ge=1, le=4096)
+    """Virtual shards of the data. Every step takes equally many rows of each, so results do not
+    depend on the number of ranks; more ranks than shards have nothing to do."""
+    global_batch_size: int = Field(default=2048, ge=1, le=1 << 20)
+    """Rows per step over all ranks; a multiple of num_shards. Lowered, with a line in the log,
+    where the training rows would make fewer than 8 steps an epoch."""
 
     # Where it begins
-    start: Literal["scratch", "champion"] = Field(
-        default="scratch",
-        description="`champion`: begin with the weights of the model in service, as far as they "
-        "mean the same; without a champion from scratch, with a line in the log.",
-    )
-    replay_share: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description="Train on rows newer than the champion's training window alone, and on so many "
-        "older ones that they are this share of all; none: on all rows. For start='champion'.",
-    )
+    start: Literal["scratch", "champion"] = "scratch"
+    """`champion`: begin with the weights of the model in service, as far as they mean the same;
+    without a champion from scratch, with a line in the log."""
+    replay_share: float | None = Field(default=None, ge=0, lt=1)
+    """Train on rows newer than the champion's training window alone, and on so many older ones that
+    they are this share of all; none: on all rows. For start='champion'."""
 
     # Optimisation
     max_epochs: int = Field(default=8, ge=1, le=1000, description="Passes over the training rows.")
-    patience: PositiveInt = Field(
-        default=3, le=1000, description="Epochs without a better validation AUC (or R2) to the end."
-    )
-    average_decay: float = Field(
-        default=0.7,
-        ge=0,
-        lt=1,
-        description="After each epoch the mean of the weights at the ends of all epochs is "
-        "validated, kept and served, in which an epoch counts so many times the next one. Training "
-        "itself goes on without it. 0: the epoch's own weights.",
-    )
-    learning_rate: float = Field(
-        default=4e-3, gt=0, le=1, description="Peak of the one-cycle schedule."
-    )
-    weight_decay: float = Field(
-        default=0.2, ge=0, le=10, description="AdamW decay of weight matrices, per unit of rate."
-    )
+    patience: PositiveInt = Field(default=3, le=1000)
+    """Epochs without a better validation AUC (or R2) to the end."""
+    average_decay: float = Field(default=0.7, ge=0, lt=1)
+    """After each epoch the mean of the weights at the ends of all epochs is validated, kept and
+    served, in which an epoch counts so many times the next one. Training itself goes on without it.
+    0: the epoch's own weights."""
+    learning_rate: float = Field(default=4e-3, gt=0, le=1)
+    """Peak of the one-cycle schedule."""
+    weight_decay: float = Field(default=0.2, ge=0, le=10)
+    """AdamW decay of weight matrices, per unit of rate."""
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of everything random.")
 
     # Network
-    hidden_sizes: tuple[PositiveInt, ...] = Field(
-        default=(256, 128), min_length=1, max_length=8, description="Units of each hidden layer."
-    )
-    dropout: float = Field(
-        default=0.3, ge=0, lt=1, description="Share of hidden units dropped in training."
-    )
-    category_dropout: float = Field(
-        default=0.05,
-        ge=0,
-        lt=1,
-        description="Share of categories shown as unknown in training, so that the network knows "
-        "what to do with one it has never seen.",
-    )
-    max_embedding_size: int = Field(
-        default=16,
-        ge=1,
-        le=512,
-        description="Upper bound of a category column's embedding, which has the rounded-up square "
-        "root of its number of categories.",
-    )
-    num_bins: int = Field(
-        default=6, ge=2, le=256, description="Quantile bins of each number's encoding."
-    )
-    min_category_rows: PositiveInt = Field(
-        default=20, le=1_000_000, description="Rarer categories in the training rows are unknown."
-    )
+    hidden_sizes: tuple[PositiveInt, ...] = Field(default=(256, 128), min_length=1, max_length=8)
+    """Units of each hidden layer."""
+    dropout: float = Field(default=0.3, ge=0, lt=1)
+    """Share of hidden units dropped in training."""
+    category_dropout: float = Field(default=0.05, ge=0, lt=1)
+    """Share of categories shown as unknown in training, so that the network knows what to do with
+    one it has never seen."""
+    max_embedding_size: int = Field(default=16, ge=1, le=512)
+    """Upper bound of a category column's embedding, which has the rounded-up square root of its
+    number of categories."""
+    num_bins: int = Field(default=6, ge=2, le=256)
+    """Quantile bins of each number's encoding."""
+    min_category_rows: PositiveInt = Field(default=20, le=1_000_000)
+    """Rarer categories in the training rows are unknown."""
 
     # Limits, in seconds
-    stall_shutdown_s: int = Field(
-        default=90,
-        ge=3,
-        le=7200,
-        description="A rank missing from a collective ends the run; it is reported after a third.",
-    )
-    progress_timeout_s: int = Field(
-        default=180, ge=5, le=7200, description="No progress on any rank ends the run."
-    )
-    time_limit_s: int = Field(
-        default=3600, ge=10, le=7 * 86400, description="Wall seconds of one attempt."
-    )
+    stall_shutdown_s: int = Field(default=90, ge=3, le=7200)
+    """A rank missing from a collective ends the run; it is reported after a third."""
+    progress_timeout_s: int = Field(default=180, ge=5, le=7200)
+    """No progress on any rank ends the run."""
+    time_limit_s: int = Field(default=3600, ge=10, le=7 * 86400)
+    """Wall seconds of one attempt."""
 
     @model_validator(mode="before")
     @classmethod

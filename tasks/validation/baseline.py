@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt, model_validator
 
-from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.kernel.values import Described
 
 DAYS = "baseline_days"
 """Table of one row a day: for each column in words how it leaves its bands, null where it keeps."""
@@ -83,24 +84,23 @@ def literal(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-class Grid(Contract):
+class Grid(Described):
     """Readings are `offset + k * step` for whole k, as of an instrument that rounds."""
 
     step: float = Field(gt=0)
     offset: float = 0.0
 
 
-class Relation(Contract):
+class Relation(Described):
     """A column that others decide, such as a distance by its two ends, with the known values."""
 
     by: tuple[str, ...] = Field(min_length=1, description="Columns that decide it.")
-    values: dict[str, float] = Field(
-        min_length=1, description="Their values with a blank between, to the value of the column."
-    )
+    values: dict[str, float] = Field(min_length=1)
+    """Their values with a blank between, to the value of the column."""
     max_share: float = Field(ge=0, le=1, description="Share of a day's rows that may contradict.")
 
 
-class Baseline(Contract):
+class Baseline(Described):
     """Bands from one clean window, and where they come from."""
 
     suite: str
@@ -110,22 +110,18 @@ class Baseline(Contract):
     num_periods: PositiveInt = Field(description="Days that gave the bands; 1 for a static table.")
     margins: str = Field(min_length=1, description="How the bands were widened, in words.")
     reviewed: str = Field(min_length=1, description="When and how a person reviewed the file.")
-    time_column: str | None = Field(
-        description="Places a row in a day; none: the table as a whole."
-    )
+    time_column: str | None
+    """Places a row in a day; none: the table as a whole."""
     min_rows: PositiveInt = Field(default=1, description="Days with fewer rows judge `rows` alone.")
     rows: Band
-    hours: Band | None = Field(
-        default=None, description="Hours of a day, of 24, in which there is a row."
-    )
+    hours: Band | None = None
+    """Hours of a day, of 24, in which there is a row."""
     bands: dict[str, dict[Statistic, Band]]
     grids: dict[str, Grid] = Field(default={})
-    categories: dict[str, dict[str, tuple[float, float]]] = Field(
-        default={}, description="Column to category to the share of a day's rows that has it."
-    )
-    known: dict[str, tuple[str, ...]] = Field(
-        default={}, description="Column to every value it had; the others are `unseen`."
-    )
+    categories: dict[str, dict[str, tuple[float, float]]] = Field(default={})
+    """Column to category to the share of a day's rows that has it."""
+    known: dict[str, tuple[str, ...]] = Field(default={})
+    """Column to every value it had; the others are `unseen`."""
     relations: dict[str, Relation] = Field(default={})
 
     @model_validator(mode="after")

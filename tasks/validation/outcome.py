@@ -6,15 +6,16 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt
 
-from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ArtifactError
+from tasks.kernel.values import Described
 from tasks.validation.suites import Severity
 
 NUM_EXAMPLES = 3
 Status = Literal["passed", "failed", "warned", "skipped"]
 
 
-class CheckOutcome(Contract):
+class CheckOutcome(Described):
     """One expectation: what it says and what was seen."""
 
     entry: int = Field(ge=1, description="Place of its rule in the suite, from 1.")
@@ -28,7 +29,7 @@ class CheckOutcome(Contract):
     sentence: str = Field(default="", description="The failure in words; empty where it holds.")
 
 
-class SuiteOutcome(Contract):
+class SuiteOutcome(Described):
     """A whole suite on one table. Holds no clock and no run id: same data, same document."""
 
     suite: str
@@ -39,16 +40,13 @@ class SuiteOutcome(Contract):
     passed: bool
     great_expectations_version: str
     column_types: dict[str, str] = Field(description="Column to DuckDB type, as stored.")
-    table_faults: tuple[str, ...] = Field(
-        description="What is wrong with the table as such; with any of these no value was judged."
-    )
-    looks_like: tuple[str, ...] = Field(
-        default=(), description="Kinds of fault that the failures look like, in words."
-    )
+    table_faults: tuple[str, ...]
+    """What is wrong with the table as such; with any of these no value was judged."""
+    looks_like: tuple[str, ...] = ()
+    """Kinds of fault that the failures look like, in words."""
     checks: tuple[CheckOutcome, ...]
-    results: tuple[dict[str, Any], ...] = Field(
-        description="The Great Expectations results, whole, one for each judged check."
-    )
+    results: tuple[dict[str, Any], ...]
+    """The Great Expectations results, whole, one for each judged check."""
 
     @property
     def num_judged(self) -> int:

@@ -11,15 +11,8 @@ from typing import Any
 import duckdb
 import great_expectations as gx
 
+from tasks.contracts import data
 from tasks.contracts.base import Artifact, TimeWindow
-from tasks.contracts.data import (
-    DatasetSchema,
-    DataSplits,
-    FeatureSnapshot,
-    TableRef,
-    ValidatedDataset,
-    ValidationResult,
-)
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.validation.baseline import DAYS, faults_in, literal, quoted
@@ -47,13 +40,13 @@ Show = Callable[[SuiteOutcome], None]
 
 
 def validate_tables(
-    tables: Sequence[TableRef],
+    tables: Sequence[data.TableRef],
     suites: Mapping[str, Suite],
     window: TimeWindow,
     store: ArtifactStore,
     left_undone: str,
     show: Show | None = None,
-) -> tuple[ValidationResult, ...]:
+) -> tuple[data.ValidationResult, ...]:
     """Vouch for tables, each against its suite.
 
     Args:
@@ -75,7 +68,7 @@ def validate_tables(
         )
     others = {table.name: table for table in tables}
 
-    def judge(table: TableRef) -> ValidationResult | DataContractError:
+    def judge(table: data.TableRef) -> data.ValidationResult | DataContractError:
         try:
             suite = suites[table.name]
             return validate_table(table, suite, window, store, left_undone, show, others)
@@ -92,16 +85,16 @@ def validate_tables(
             raise
     if refusals := [str(one) for one in outcomes if isinstance(one, DataContractError)]:
         raise DataContractError("\n".join(refusals))
-    return tuple(one for one in outcomes if isinstance(one, ValidationResult))
+    return tuple(one for one in outcomes if isinstance(one, data.ValidationResult))
 
 
 def validate_snapshot(
-    snapshot: FeatureSnapshot,
+    snapshot: data.FeatureSnapshot,
     suite: Suite,
     store: ArtifactStore,
     show: Show | None = None,
-    splits: DataSplits | None = None,
-) -> ValidatedDataset:
+    splits: data.DataSplits | None = None,
+) -> data.ValidatedDataset:
     """Vouch for a training set; training takes nothing else.
 
     Args:
@@ -116,7 +109,7 @@ def validate_snapshot(
             window of the splits cannot be learned from.
         ConfigurationError: the suite is wrong.
     """
-    subject = TableRef(name="snapshot", artifact=snapshot.data, num_rows=snapshot.num_rows)
+    subject = data.TableRef(name="snapshot", artifact=snapshot.data, num_rows=snapshot.num_rows)
     undone = "Nothing was trained"
     if faults := _faults_of_roles(snapshot.columns, suite):
         raise DataContractError(
@@ -130,18 +123,18 @@ def validate_snapshot(
         raise DataContractError(
             f"training set of {snapshot.feature_service}: {'; '.join(faults)}. {undone}"
         )
-    return ValidatedDataset(snapshot=snapshot, validation=result)
+    return data.ValidatedDataset(snapshot=snapshot, validation=result)
 
 
 def validate_table(
-    table: TableRef,
+    table: data.TableRef,
     suite: Suite,
     window: TimeWindow,
     store: ArtifactStore,
     left_undone: str,
     show: Show | None = None,
-    references: Mapping[str, TableRef] | None = None,
-) -> ValidationResult:
+    references: Mapping[str, data.TableRef] | None = None,
+) -> data.ValidationResult:
     """Run a whole suite on one table and keep the full result in the store.
 
     The same table, suite, window and code give the same result, so a finished one is not repeated.
@@ -165,7 +158,7 @@ def validate_table(
         code_digest(__file__), gx.__version__, suite, table, window, sorted(needed.items())
     )
 
-    def build(folder: StagedFolder) -> ValidationResult:
+    def build(folder: StagedFolder) -> data.ValidationResult:
         outcome = _judge(table, suite, window, store, needed)
         if not outcome.passed:
             # Kept apart from the good ones, so that it can be read after the run has stopped.
@@ -176,7 +169,7 @@ def validate_table(
                 show(outcome)
             kept = store.path(refused, verify=False)
             raise DataContractError(f"{_refusal(outcome)}. {left_undone}. Full result: {kept}")
-        return ValidationResult(
+        return data.ValidationResult(
             suite=suite.suite,
             subject=table.name,
             subject_sha256=table.artifact.sha256,
@@ -186,7 +179,7 @@ def validate_table(
             warnings=tuple(check.sentence for check in outcome.with_status("warned")),
         )
 
-    result = store.build_once("validations", key, ValidationResult, build)
+    result = store.build_once("validations", key, data.ValidationResult, build)
     for sentence in result.warnings:
         logger.warning("%s, suite %s: %s", table.name, suite.suite, sentence)
     if show:
@@ -195,11 +188,11 @@ def validate_table(
 
 
 def _judge(
-    table: TableRef,
+    table: data.TableRef,
     suite: Suite,
     window: TimeWindow,
     store: ArtifactStore,
-    references: Mapping[str, TableRef],
+    references: Mapping[str, data.TableRef],
 ) -> SuiteOutcome:
     """The outcome of a suite on a table; what the data does wrong is in it, never raised."""
     path = store.path(table.artifact)
@@ -290,7 +283,7 @@ def _refusal(outcome: SuiteOutcome) -> str:
     )
 
 
-def _faults_of_roles(columns: DatasetSchema, suite: Suite) -> list[str]:
+def _faults_of_roles(columns: data.DatasetSchema, suite: Suite) -> list[str]:
     """Where the snapshot's columns and the suite's declaration of them do not agree."""
     roles = [columns.row_id, columns.event_time, columns.label]
     named = Counter([*roles, *columns.categorical, *columns.numeric])
@@ -306,7 +299,9 @@ def _faults_of_roles(columns: DatasetSchema, suite: Suite) -> list[str]:
     return faults
 
 
-def _faults_of_windows(path: Path, columns: DatasetSchema, splits: DataSplits) -> list[str]:
+def _faults_of_windows(
+    path: Path, columns: data.DatasetSchema, splits: data.DataSplits
+) -> list[str]:
     """What makes training or judgement impossible, each with the column and its cure.
 
     Args:
@@ -341,7 +336,7 @@ def _faults_of_windows(path: Path, columns: DatasetSchema, splits: DataSplits) -
 
 
 def _facts_by_window(
-    path: Path, columns: DatasetSchema, splits: DataSplits
+    path: Path, columns: data.DatasetSchema, splits: data.DataSplits
 ) -> dict[str, tuple[Any, ...]]:
     """Rows of each window, least and largest label, and how many known values each input has."""
     label, moment = quoted(columns.label), quoted(columns.event_time)

@@ -26,11 +26,11 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ColumnKind as ColumnKind
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.values import checked, mistakes
+from tasks.kernel.values import Described, checked, mistakes
 from tasks.validation.baseline import DAYS, Baseline, Statistic, literal, quoted
 
 Unit = Literal[
@@ -66,30 +66,24 @@ def _is_one_sentence(text: str) -> str:
 Sentence = Annotated[str, AfterValidator(_is_one_sentence)]
 
 
-class Rule(Contract):
+class Rule(Described):
     """One expectation, or one for each of several columns, in GX's terms and in plain words."""
 
     type: str = Field(pattern=r"^expect_[a-z0-9_]+$", description="Great Expectations type.")
     kwargs: dict[str, JsonValue] = Field(default={}, description="Its arguments.")
-    for_columns: tuple[ColumnName, ...] = Field(
-        default=(), description="Columns, or patterns with `*`: one expectation for each."
-    )
+    for_columns: tuple[ColumnName, ...] = ()
+    """Columns, or patterns with `*`: one expectation for each."""
     table: Identifier = Field(default=SUBJECT, description=f"`{SUBJECT}` or one of `aggregates`.")
-    shows: tuple[ColumnName, ...] = Field(
-        default=(), description="Columns of its table that tell which row an example is from."
-    )
-    says: Sentence = Field(
-        description="What must hold, in words for the person who reads a failure."
-    )
-    severity: Severity = Field(
-        default="critical", description="`critical` stops the flow, `warning` is only reported."
-    )
-    min_rows: PositiveInt = Field(
-        default=1, description="Not judged where its table has fewer rows, such as a share."
-    )
-    fault: Sentence | None = Field(
-        default=None, description="What kind of fault a failure looks like, such as `frozen feed`."
-    )
+    shows: tuple[ColumnName, ...] = ()
+    """Columns of its table that tell which row an example is from."""
+    says: Sentence
+    """What must hold, in words for the person who reads a failure."""
+    severity: Severity = "critical"
+    """`critical` stops the flow, `warning` is only reported."""
+    min_rows: PositiveInt = 1
+    """Not judged where its table has fewer rows, such as a share."""
+    fault: Sentence | None = None
+    """What kind of fault a failure looks like, such as `frozen feed`."""
 
     @field_validator("type")
     @classmethod
@@ -125,50 +119,38 @@ def _known_types() -> frozenset[str]:
 Columns = dict[ColumnKind, tuple[ColumnName, ...]]
 
 
-class Profiling(Contract):
+class Profiling(Described):
     """How a baseline window of this table is profiled."""
 
-    time_column: ColumnName | None = Field(
-        default=None, description="Places a row in a day; none for a table without history."
-    )
-    skip: tuple[ColumnName, ...] = Field(
-        default=(), description="Columns without bands, such as the parts of a date."
-    )
-    also: tuple[ColumnName, ...] = Field(
-        default=(), description="Derived columns of numbers that get bands too."
-    )
-    relations: dict[ColumnName, tuple[ColumnName, ...]] = Field(
-        default={}, description="Column to the columns that decide its value."
-    )
-    only: tuple[Statistic, ...] = Field(
-        default=(), description="Statistics that get bands; none named: all. Fewer cost less."
-    )
+    time_column: ColumnName | None = None
+    """Places a row in a day; none for a table without history."""
+    skip: tuple[ColumnName, ...] = ()
+    """Columns without bands, such as the parts of a date."""
+    also: tuple[ColumnName, ...] = ()
+    """Derived columns of numbers that get bands too."""
+    relations: dict[ColumnName, tuple[ColumnName, ...]] = Field(default={})
+    """Column to the columns that decide its value."""
+    only: tuple[Statistic, ...] = ()
+    """Statistics that get bands; none named: all. Fewer cost less."""
 
 
-class Suite(Contract):
+class Suite(Described):
     """What must hold for one kind of table."""
 
     suite: Identifier
     subject: Sentence = Field(description="What a row of the table is.")
-    columns: dict[ColumnKind, tuple[ColumnName, ...]] = Field(
-        min_length=1, description="Columns that the table must have, by kind."
-    )
-    references: dict[Identifier, Columns] = Field(
-        default={},
-        description="Other tables of the same landing that its SQL may read, with the columns that "
-        "it needs. Such a table is there without rows where it was not landed.",
-    )
-    units: dict[Unit, tuple[ColumnName, ...]] = Field(
-        default={},
-        description="Unit to columns: a drift check counts a change of it as a fault of the data.",
-    )
+    columns: dict[ColumnKind, tuple[ColumnName, ...]] = Field(min_length=1)
+    """Columns that the table must have, by kind."""
+    references: dict[Identifier, Columns] = Field(default={})
+    """Other tables of the same landing that its SQL may read, with the columns that it needs. Such
+    a table is there without rows where it was not landed."""
+    units: dict[Unit, tuple[ColumnName, ...]] = Field(default={})
+    """Unit to columns: a drift check counts a change of it as a fault of the data."""
     profiling: Profiling = Profiling()
-    baseline: Baseline | None = Field(
-        default=None, description="What days of a clean window were like; kept in its own file."
-    )
-    derived: dict[Identifier, str] = Field(
-        default={}, description="Further columns as SQL expressions over those and each other."
-    )
+    baseline: Baseline | None = None
+    """What days of a clean window were like; kept in its own file."""
+    derived: dict[Identifier, str] = Field(default={})
+    """Further columns as SQL expressions over those and each other."""
     aggregates: dict[Identifier, str] = Field(
         default={},
         description=f"Small tables as SQL queries over `{SUBJECT}`; the window is at hand as "

@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING
 from prefect import task
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
+from tasks.contracts import data
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import (
-    DataSplits,
-    FeatureSnapshot,
-    FeatureTables,
-    LandedRows,
-    TableRef,
-    ValidatedDataset,
-    ValidatedRows,
-    ValidationResult,
-)
 from tasks.kernel.retry_policy import reused, uncached
 from tasks.kernel.settings import Settings
 from tasks.validation.suites import Suite
@@ -33,7 +24,7 @@ _GATE = reused(__file__, TIMEOUT_S)
 
 
 @task(name="validate-rows", task_run_name="validate-rows-{landed.window.slug}", **_GATE)
-def validate_landed_rows(landed: LandedRows, suites: dict[str, Suite]) -> ValidatedRows:
+def validate_landed_rows(landed: data.LandedRows, suites: dict[str, Suite]) -> data.ValidatedRows:
     """Check every landed table against its suite; the suites' content is part of the cache key.
 
     Safe to retry: it only reads, and a result is kept whole under a key of its content.
@@ -42,15 +33,15 @@ def validate_landed_rows(landed: LandedRows, suites: dict[str, Suite]) -> Valida
         DataContractError: a table breaks its contract. Not retried.
     """
     validations = _validated(landed.tables, suites, landed.window, "No feature table was changed")
-    return ValidatedRows(landed=landed, validations=validations)
+    return data.ValidatedRows(landed=landed, validations=validations)
 
 
 @task(
     name="validate-feature-tables", task_run_name="validate-feature-tables-{window.slug}", **_GATE
 )
 def validate_feature_tables(
-    tables: FeatureTables, window: TimeWindow, suites: dict[str, Suite]
-) -> tuple[ValidationResult, ...]:
+    tables: data.FeatureTables, window: TimeWindow, suites: dict[str, Suite]
+) -> tuple[data.ValidationResult, ...]:
     """Check every feature table of a version before it is published.
 
     Safe to retry: it only reads, and a result is kept whole under a key of its content.
@@ -62,8 +53,11 @@ def validate_feature_tables(
 
 
 def _validated(
-    tables: tuple[TableRef, ...], suites: dict[str, Suite], window: TimeWindow, left_undone: str
-) -> tuple[ValidationResult, ...]:
+    tables: tuple[data.TableRef, ...],
+    suites: dict[str, Suite],
+    window: TimeWindow,
+    left_undone: str,
+) -> tuple[data.ValidationResult, ...]:
     from tasks.validation.runner import validate_tables
 
     store = Settings.from_environment().store
@@ -76,8 +70,8 @@ def _validated(
     **_GATE,
 )
 def validate_training_set(
-    snapshot: FeatureSnapshot, suite: Suite, splits: DataSplits | None = None
-) -> ValidatedDataset:
+    snapshot: data.FeatureSnapshot, suite: Suite, splits: data.DataSplits | None = None
+) -> data.ValidatedDataset:
     """Check a training set, leaks included; nothing trains without what this returns.
 
     Safe to retry: it only reads, and a result is kept whole under a key of its content.

@@ -24,7 +24,7 @@ from tasks.features.access.store import open_store, quiet
 from tasks.features.config import TrainingSet
 from tasks.features.declared.queries import frame_query
 from tasks.features.offline import duck
-from tasks.features.tables.build import current_tables, features_folder, register_raw
+from tasks.features.tables.build import Queries, current_tables, features_folder
 from tasks.kernel.settings import Settings
 
 TIMES = 10
@@ -108,7 +108,7 @@ def _write_frame(config: PipelineConfig, settings: Settings, target: Path) -> No
     features, tables = config.features, current_tables(settings.home, settings.store)
     folders = {t.name: settings.store.path(t.artifact) for t in tables.raw}
     with duck.duckdb_session(target.parent, memory_limit_mb=4000, threads=2) as con:
-        register_raw(con, folders, features, settings.feature_repo)
+        Queries(con, features, settings.feature_repo, spark=None).register_raw(folders)
         duck.set_window(con, config.window)
         query = frame_query(settings.feature_repo, features)
         con.execute(f"COPY ({query}) TO {duck.sql_text(target)} (FORMAT parquet)")

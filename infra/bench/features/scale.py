@@ -20,7 +20,7 @@ from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
 from tasks.features.offline.duck import duckdb_session
 from tasks.features.offline.spark_tables import SparkTables, started
-from tasks.features.tables.build import compute_table, register_raw
+from tasks.features.tables.build import Queries
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 
@@ -90,9 +90,10 @@ def compute(engine: str, folder: str) -> None:
     with duckdb_session(scratch) as con:
         before = _cpu_s()
         raw = {table.name: scratch / f"{table.name}.parquet" for table in config.raw_tables}
-        register_raw(con, raw, config, REPO, spark=spark)
+        queries = Queries(con, config, REPO, spark)
+        queries.register_raw(raw)
         for table in config.feature_tables:
-            compute_table(con, table, config, REPO, COMPUTED, "computed", spark)
+            queries.compute(table, COMPUTED, "computed")
             con.execute("SELECT count(*) FROM computed")
         status = (Path(f"/proc/{process.pid}/status").read_text() for process in _processes())
         peaks = [text.partition("VmHWM:")[2].split()[0] for text in status if "VmHWM:" in text]

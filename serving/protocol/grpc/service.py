@@ -17,16 +17,10 @@ from open_inference.grpc.service import GRPCInferenceServiceServicer
 from serving.config import MAX_HEADER_BYTES
 from serving.errors import BadRequestError, ServingError
 from serving.interfaces import GRPC_MODEL_HEADER, Answer, Call
+from serving.protocol import messages
 from serving.protocol.answers import known_error, served_headers
 from serving.protocol.front import Front, capped, now
 from serving.protocol.grpc.arriving import Arriving, abort, metadata_of
-from serving.protocol.messages import (
-    EXTENSIONS,
-    SEQUENCE_REFUSED,
-    model_metadata,
-    refuse_unknown,
-    server_metadata,
-)
 from serving.protocol.plans import ModelPlan, Wanted
 from serving.protocol.tensors import BYTES, DATATYPE_OF, Sent, refused
 from tasks.kernel.errors import ConfigurationError
@@ -54,15 +48,15 @@ class InferenceService(GRPCInferenceServiceServicer):
 
     def handlers(self) -> dict[str, Any]:
         """Handlers of all methods."""
-        messages = vars(protocol)
+        kinds = vars(protocol)
         return {
             name: grpc.unary_unary_rpc_method_handler(
                 _guarded(getattr(self, name)),
-                request_deserializer=messages[f"{name}Request"].FromString,
-                response_serializer=messages[f"{name}Response"].SerializeToString,
+                request_deserializer=kinds[f"{name}Request"].FromString,
+                response_serializer=kinds[f"{name}Response"].SerializeToString,
             )
             for name in vars(InferenceService)
-            if f"{name}Request" in messages
+            if f"{name}Request" in kinds
         }
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -78,19 +72,19 @@ class InferenceService(GRPCInferenceServiceServicer):
         """Whether a model, or a version, answers."""
         name, version = request.name, request.version or None
         _admit(self._front, context, name)
-        refuse_unknown(self._engine, name, version)
+        messages.refuse_unknown(self._engine, name, version)
         ready = not self._front.stopping and self._engine.is_ready(name, version)
         return protocol.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Name, version and extensions of the server."""
         _admit(self._front, context)
-        return protocol.ServerMetadataResponse(**server_metadata(EXTENSIONS[:1]))
+        return protocol.ServerMetadataResponse(**messages.server_metadata(messages.EXTENSIONS[:1]))
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Tensors and versions of a model."""
         _admit(self._front, context, request.name)
-        metadata = model_metadata(self._engine, request.name, request.version or None)
+        metadata = messages.model_metadata(self._engine, request.name, request.version or None)
         return protocol.ModelMetadataResponse(**metadata)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -126,7 +120,7 @@ class InferenceService(GRPCInferenceServiceServicer):
             front.admit(call, headers, found, _address(context.peer()))
             front.begin(call, found)
             if "sequence_id" in request.parameters:
-                raise BadRequestError(SEQUENCE_REFUSED)
+                raise BadRequestError(messages.SEQUENCE_REFUSED)
             call.deadline = now() + self._time_of(request, context)
             plan = front.plan(call)
             wanted = wanted_output(request, plan)

@@ -25,25 +25,10 @@ from starlette.types import ASGIApp
 
 from serving.errors import BadRequestError, ServingError, UnauthorizedError
 from serving.interfaces import Action, Pages
-from serving.protocol.answers import (
-    SECURITY_HEADERS,
-    Response,
-    encode_error,
-    encode_refusal,
-    head_of,
-    refusal_headers,
-)
+from serving.protocol import answers, messages
 from serving.protocol.front import Front
 from serving.protocol.http.framing import Head
 from serving.protocol.http.openapi import OPERATIONS, IndexRequest, LoadRequest, document
-from serving.protocol.messages import (
-    admin_state,
-    model_metadata,
-    refuse_unknown,
-    repository_index,
-    server_metadata,
-    version_state,
-)
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import locked, private_folder, write_atomically
 
@@ -102,16 +87,16 @@ class PublicPages:
 
     async def server(self, request: Request) -> Any:
         """Of the server itself."""
-        return server_metadata()
+        return messages.server_metadata()
 
     async def metadata(self, request: Request) -> Any:
         """Of a model, or a version."""
-        return model_metadata(self._engine, *_names(request))
+        return messages.model_metadata(self._engine, *_names(request))
 
     async def model_ready(self, request: Request) -> Any:
         """Whether a model, or a version, answers; where not, why."""
         name, version = _names(request)
-        refuse_unknown(self._engine, name, version)
+        messages.refuse_unknown(self._engine, name, version)
         if self._is_ready(name, version):
             return {"name": name, "ready": True}
         states = [s for s in self._engine.states() if s.name == name]
@@ -124,17 +109,17 @@ class PublicPages:
 
     async def index(self, request: Request) -> Any:
         """All versions, or those that are ready."""
-        return repository_index(self._engine, (await decoded(request, IndexRequest)).ready)
+        return messages.repository_index(self._engine, (await decoded(request, IndexRequest)).ready)
 
     async def load(self, request: Request) -> Any:
         """Load what the registry names, or a version."""
         name, version = _names(request)[0], (await decoded(request, LoadRequest)).parameters.version
-        return {"name": name, **version_state(await self._engine.load(name, version))}
+        return {"name": name, **messages.version_state(await self._engine.load(name, version))}
 
     async def unload(self, request: Request) -> Any:
         """Take a version, or all, out of service."""
         name, version = _names(request)[0], (await decoded(request, LoadRequest)).parameters.version
-        refuse_unknown(self._engine, name, version)
+        messages.refuse_unknown(self._engine, name, version)
         await self._engine.unload(name, version)
         return {"name": name, "unloaded": True}
 
@@ -171,10 +156,10 @@ def admin_pages(engine: ModelEngine, token: str, extra: Pages) -> Starlette:
         return Page(body, 200, headers | {"content-type": content_type})
 
     async def models(request: Request) -> Any:
-        return repository_index(engine, only_ready=False)
+        return messages.repository_index(engine, only_ready=False)
 
     async def model(request: Request) -> Any:
-        return admin_state(engine, _names(request)[0])
+        return messages.admin_state(engine, _names(request)[0])
 
     async def set_tracks(request: Request) -> Any:
         name, _ = _names(request)
@@ -183,7 +168,7 @@ def admin_pages(engine: ModelEngine, token: str, extra: Pages) -> Starlette:
         if not tracks:
             raise BadRequestError('name a track at least, as {"stable": "3", "candidate": null}')
         await engine.set_tracks(name, tracks)  # type: ignore[arg-type]
-        return admin_state(engine, name)
+        return messages.admin_state(engine, name)
 
     return application(
         _route("GET", "/admin/models", models, admit),
@@ -220,10 +205,10 @@ def application(*routes: Route, for_browsers: bool = False) -> Starlette:
 
     async def refused(request: Request, error: Exception) -> Page:
         assert isinstance(error, ServingError)
-        headers = {name.decode(): value.decode() for name, value in refusal_headers(error)}
+        headers = {name.decode(): value.decode() for name, value in answers.refusal_headers(error)}
         if for_browsers and isinstance(error, UnauthorizedError):
             headers["www-authenticate"] = 'Basic realm="falaj admin", charset="UTF-8"'
-        return Page(encode_error(str(error)), error.status, headers)
+        return Page(answers.encode_error(str(error)), error.status, headers)
 
     async def unrouted(request: Request, error: Exception) -> Page:
         assert isinstance(error, HTTPException)
@@ -232,7 +217,7 @@ def application(*routes: Route, for_browsers: bool = False) -> Starlette:
         if allowed:
             reason = f"{path} takes {allowed}, not {request.method[:20]}"
         headers = {"allow": allowed} if allowed else {}
-        return Page(encode_error(reason), error.status_code, headers, "application/json")
+        return Page(answers.encode_error(reason), error.status_code, headers, "application/json")
 
     handlers = {ServingError: refused, HTTPException: unrouted}
     made = Starlette(routes=routes, exception_handlers=handlers)
@@ -246,7 +231,7 @@ async def ask(
     address: str,
     body: bytes,
     request_id: str,
-    done: Callable[[Response], None],
+    done: Callable[[answers.Response], None],
 ) -> None:
     """Let an application answer a whole request."""
     sent: list[MutableMapping[str, Any]] = []
@@ -270,13 +255,13 @@ async def ask(
     try:
         await application(scope, receive, send)
     except Exception as error:
-        done(encode_refusal(error, request_id))
+        done(answers.encode_refusal(error, request_id))
         return
     start, *bodies = sent
-    headers = dict(SECURITY_HEADERS) | {b"x-request-id": request_id.encode()}
+    headers = dict(answers.SECURITY_HEADERS) | {b"x-request-id": request_id.encode()}
     headers |= {name: value for name, value in start["headers"] if name != b"content-length"}
     content = b"".join([message.get("body", b"") for message in bodies])
-    done(Response(head_of(start["status"], headers.items()), content))
+    done(answers.Response(answers.head_of(start["status"], headers.items()), content))
 
 
 def json_response(value: Any, status: int = 200) -> Page:

@@ -19,13 +19,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.contracts.base import TimeWindow
 from tasks.evaluation.monitoring.statistics import DAY, Binned, Floats
 from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.files import make_folder
 from tasks.kernel.settings import append, bring
+from tasks.kernel.values import Described
 from tasks.metadata.database import held_everywhere
 from tasks.stats.shift import distance, psi, shares
 
@@ -107,18 +108,15 @@ def _baseline_noise(counts: Floats, length: int) -> float:
     return max(float(psi(total - part, part)) for part in parts)
 
 
-class AlertEvent(BaseModel):
+class AlertEvent(Described):
     """One thing that somebody should know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=16, description="Digest of kind, view, feature and window.")
     time: datetime = Field(description="End of the window it speaks of, UTC.")
     kind: Kind
     view: str
-    feature: str | None = Field(
-        description="Or the entity that is meant; None: the view as a whole."
-    )
+    feature: str | None
+    """Or the entity that is meant; None: the view as a whole."""
     window: TimeWindow
     severity: Literal["warning", "critical"]
     value: float | None = Field(description="What was seen; None where there is nothing to see.")

@@ -10,14 +10,8 @@ import duckdb
 import numpy as np
 import pandas as pd
 
+from tasks.contracts import data
 from tasks.contracts.base import Artifact, Contract, TimeWindow
-from tasks.contracts.data import (
-    FeatureMonitoring,
-    FeatureTables,
-    MonitoredFeature,
-    MonitoredPeriod,
-    MonitoredView,
-)
 from tasks.evaluation.config import MonitoringConfig
 from tasks.evaluation.monitoring.alerts import (
     MIN_ENTITY_SHARE,
@@ -43,7 +37,7 @@ SETTINGS = "SET TimeZone = 'UTC'; SET enable_progress_bar = false; SET memory_li
 class KeptMonitoring(Contract):
     """One monitoring result under its content key, beside the statistics by day as Parquet."""
 
-    monitoring: FeatureMonitoring
+    monitoring: data.FeatureMonitoring
     view_days: Artifact
     feature_days: Artifact
 
@@ -66,13 +60,13 @@ class _Seen:
 
 
 def monitor_tables(
-    tables: FeatureTables,
+    tables: data.FeatureTables,
     window: TimeWindow,
     view_keys: Mapping[str, Sequence[str]],
     config: MonitoringConfig,
     home: Path,
     store: ArtifactStore,
-) -> FeatureMonitoring:
+) -> data.FeatureMonitoring:
     """Statistics of each view by day, its drift, and the alerts that follow; measured once.
 
     Safe to repeat: what was measured of a version and window is kept, an alert is raised once.
@@ -113,7 +107,7 @@ def monitor_tables(
 
 
 def find_alerts(
-    tables: FeatureTables,
+    tables: data.FeatureTables,
     window: TimeWindow,
     view_keys: Mapping[str, Sequence[str]],
     config: MonitoringConfig,
@@ -133,7 +127,7 @@ def find_alerts(
 
 
 def _measured(
-    tables: FeatureTables,
+    tables: data.FeatureTables,
     window: TimeWindow,
     view_keys: Mapping[str, Sequence[str]],
     config: MonitoringConfig,
@@ -191,10 +185,10 @@ def _drift(
 
 def _summary(
     seen: Sequence[_Seen], version: str, window: TimeWindow, config: MonitoringConfig, home: Path
-) -> FeatureMonitoring:
+) -> data.FeatureMonitoring:
     alerts = [alert for s in seen for alert in s.alerts]
     newest = [(d, s) for s in seen for d in s.newest]
-    return FeatureMonitoring(
+    return data.FeatureMonitoring(
         window=window,
         baseline=config.baseline,
         tables_version=version,
@@ -209,9 +203,9 @@ def _summary(
     )
 
 
-def _view(seen: _Seen) -> MonitoredView:
+def _view(seen: _Seen) -> data.MonitoredView:
     newest, days = seen.newest, seen.days
-    return MonitoredView(
+    return data.MonitoredView(
         view=seen.table.name,
         num_rows=int(days["num_rows"].sum()),
         num_features=len(seen.table.features),
@@ -224,19 +218,19 @@ def _view(seen: _Seen) -> MonitoredView:
     )
 
 
-def _feature(drift: WindowDrift, seen: _Seen) -> MonitoredFeature:
+def _feature(drift: WindowDrift, seen: _Seen) -> data.MonitoredFeature:
     """A number with its values, in at most `MOST_PERIODS` groups of days of equal length."""
     days = seen.feature_days[seen.feature_days["feature"] == drift.feature]
     length = max(1, math.ceil(len(days) / MOST_PERIODS))
     groups = [days[start : start + length] for start in range(0, len(days), length)]
-    return MonitoredFeature(
+    return data.MonitoredFeature(
         view=seen.table.name,
         feature=drift.feature,
         psi=drift.psi,
         ks=drift.ks,
         drifted=drift.drifted,
         periods=tuple(
-            MonitoredPeriod(
+            data.MonitoredPeriod(
                 start=group["start"].iloc[0],
                 low=_finite(group["q05"].mean()),
                 median=_finite(group["median"].mean()),

@@ -9,7 +9,6 @@ options, never a user or a password.
 """
 
 import importlib
-import ipaddress
 import os
 import re
 import sys
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
+from tasks.kernel.location import is_loopback
 from tasks.kernel.settings import DEFAULT_PROFILE, Settings
 
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
@@ -32,19 +32,9 @@ VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _MANY = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 ENCRYPTED_POSTGRES = ("require", "verify-ca", "verify-full")
 REDIS_OPTIONS = {
-    "ssl",
-    "username",
-    "password",
-    "db",
-    "socket_timeout",
-    "socket_connect_timeout",
-    "ssl_ca_certs",
-    "ssl_certfile",
-    "ssl_keyfile",
-    "ssl_cert_reqs",
-    "ssl_check_hostname",
-    "health_check_interval",
-    "skip_full_coverage_check",
+    *("ssl", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"),
+    *("username", "password", "db", "socket_timeout", "socket_connect_timeout"),
+    *("health_check_interval", "skip_full_coverage_check"),
 }
 STORES_THAT_LOSE = {
     "sqlite": "lets an older value overwrite a newer one; use "
@@ -250,16 +240,6 @@ def _online_refusals(online: dict[str, Any]) -> Iterator[str]:
 def _raise_first(refusals: Iterator[str]) -> None:
     for refusal in refusals:
         raise ValueError(refusal)
-
-
-def is_loopback(host: str) -> bool:
-    """True where `host` can only be this machine: `localhost`, 127.0.0.0/8 or ::1."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def postgres_refusal(url: str, place: str) -> Iterator[str]:

@@ -33,10 +33,10 @@ from feast.permissions.user import User
 from starlette.authentication import AuthenticationError
 
 from tasks.features.access.audit import AuditTrail
-from tasks.features.access.profile import is_loopback
 from tasks.features.access.provider import audit_facts, audit_trail
 from tasks.features.access.store import GuardedFeatureStore, open_store
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
+from tasks.kernel.location import is_loopback
 from tasks.kernel.settings import Settings
 
 SERVED_PATHS = {

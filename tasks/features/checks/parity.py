@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -247,19 +247,16 @@ def check_parity(tables: FeatureTables, config: FeatureConfig, settings: Setting
     reader = OnlineReader(feast, service, OnlineConfig(clock_tolerance_s=0.0, timeout_s=patience_s))
     try:
         drawn, overtaken = draw_entities(reader, feast, watermarks)
-        online, offline = _ask(reader, feast, service, drawn)
+        answers = _ask(reader, feast, service, drawn)
     finally:
         reader.close()
     views: list[ViewParity] = []
     examples: list[ParityDifference] = []
     for position, view in enumerate(reader.plan.views):
-        differences, counts = _compare(position, view, drawn, online, offline)
+        differences, counts = answers.compare(position, view)
         examples += differences
-        watermark = watermarks[view.definition.name]
-        passed = overtaken[position]
-        views.append(
-            ViewParity(view=view.name, watermark=watermark, num_overtaken=passed, **counts)
-        )
+        reached, passed = watermarks[view.definition.name], overtaken[position]
+        views.append(ViewParity(view=view.name, watermark=reached, num_overtaken=passed, **counts))
     return _report(reader.plan.service, tables, views, examples)
 
 
@@ -281,8 +278,7 @@ def _watermarks(tables: FeatureTables, home: Path) -> dict[str, datetime]:
 
 def _ask(
     reader: OnlineReader, feast: FeatureStore, service: FeatureService, drawn: list[DrawnEntity]
-) -> tuple[OnlineAnswer, pa.Table]:
-    """Both answers, one row a drawn entity, in their order."""
+) -> _Answers:
     kinds = reader.plan.request_columns
     numbers = list(range(len(drawn)))
     columns: dict[str, list[Any]] = {
@@ -291,7 +287,7 @@ def _ask(
     moments = [entity.moment for entity in drawn]
     online = reader.read(columns or {ROW: numbers}, moments)
     if not drawn:
-        return online, pa.table({ROW: pa.array([], pa.int64())})
+        return _Answers(drawn, online, pa.table({ROW: pa.array([], pa.int64())}))
     frame = pd.DataFrame(
         {
             name: pd.Series(values, dtype=KEY_DTYPES.get(kinds[name], "object"))
@@ -309,64 +305,60 @@ def _ask(
             f"retrieval of {service.name}: {len(drawn)} rows went in, {offline.num_rows} came out; "
             "expected each once. Nothing was compared"
         )
-    return online, offline
+    return _Answers(drawn, online, offline)
 
 
-def _compare(
-    position: int,
-    view: PlannedView,
-    drawn: list[DrawnEntity],
-    online: OnlineAnswer,
-    offline: pa.Table,
-) -> tuple[list[ParityDifference], dict[str, int]]:
-    """Some differences of one view, and how many values were compared, by outcome."""
-    rows = np.array([n for n, e in enumerate(drawn) if e.view == position], np.intp)
-    firsts = np.array([n for n in rows if not drawn[n].again], np.intp)
-    found: list[ParityDifference] = []
-    differing = null = 0
-    for feature in view.features if rows.size else ():
-        left = _take(online.columns[feature.output], rows)
-        right = retrieved_column(offline, view, feature).take(pa.array(rows))
-        equal, is_null = equal_values(left, right, feature.value_type)
-        differing += int((~equal).sum())
-        null += int((equal & is_null).sum())
-        found += [
-            _difference(view, feature, drawn[rows[at]], online, rows[at], left[at], right[at])
-            for at in np.flatnonzero(~equal)[:MAX_EXAMPLES]
-        ]
-    return found[:MAX_EXAMPLES], {
-        "num_entities": firsts.size,
-        "num_values": rows.size * len(view.features),
-        "num_differing": differing,
-        "num_null": null,
-        "num_stale": int((online.state[position, firsts] == Freshness.STALE).sum()),
-    }
+class _Answers(NamedTuple):
+    """What was answered to the drawn entities, one row each, in their order."""
+
+    drawn: list[DrawnEntity]
+    online: OnlineAnswer
+    offline: pa.Table
+
+    def compare(
+        self, position: int, view: PlannedView
+    ) -> tuple[list[ParityDifference], dict[str, int]]:
+        """Some differences of one view, and how many values were compared, by outcome."""
+        rows = np.array([n for n, e in enumerate(self.drawn) if e.view == position], np.intp)
+        firsts = np.array([n for n in rows if not self.drawn[n].again], np.intp)
+        found: list[ParityDifference] = []
+        differing = null = 0
+        for feature in view.features if rows.size else ():
+            left = _take(self.online.columns[feature.output], rows)
+            right = retrieved_column(self.offline, view, feature).take(pa.array(rows))
+            equal, is_null = equal_values(left, right, feature.value_type)
+            differing += int((~equal).sum())
+            null += int((equal & is_null).sum())
+            found += [
+                self._difference(view, feature, rows[at], left[at], right[at])
+                for at in np.flatnonzero(~equal)[:MAX_EXAMPLES]
+            ]
+        return found[:MAX_EXAMPLES], {
+            "num_entities": firsts.size,
+            "num_values": rows.size * len(view.features),
+            "num_differing": differing,
+            "num_null": null,
+            "num_stale": int((self.online.state[position, firsts] == Freshness.STALE).sum()),
+        }
+
+    def _difference(
+        self, view: PlannedView, feature: PlannedFeature, row: int, left: Any, right: pa.Scalar
+    ) -> ParityDifference:
+        entity, stored = self.drawn[row], self.online.views[view.name].event_time[row]
+        return ParityDifference(
+            view=view.name,
+            feature=feature.name,
+            entity={name: str(value) for name, value in entity.key.items()},
+            online=as_text(left),
+            offline=as_text(right.as_py()),
+            online_event_time=None if np.isnat(stored) else stored.item().replace(tzinfo=UTC),
+            offline_event_time=entity.event_time,
+            moment=entity.moment,
+        )
 
 
 def _take(column: Any, rows: NDArray[np.intp]) -> Any:
     return [column[row] for row in rows] if isinstance(column, list) else column[rows]
-
-
-def _difference(
-    view: PlannedView,
-    feature: PlannedFeature,
-    entity: DrawnEntity,
-    online: OnlineAnswer,
-    row: int,
-    left: Any,
-    right: pa.Scalar,
-) -> ParityDifference:
-    stored = online.views[view.name].event_time[row]
-    return ParityDifference(
-        view=view.name,
-        feature=feature.name,
-        entity={name: str(value) for name, value in entity.key.items()},
-        online=as_text(left),
-        offline=as_text(right.as_py()),
-        online_event_time=None if np.isnat(stored) else stored.item().replace(tzinfo=UTC),
-        offline_event_time=entity.event_time,
-        moment=entity.moment,
-    )
 
 
 def _report(

@@ -4,10 +4,11 @@ from datetime import datetime
 
 from pydantic import Field, NonNegativeInt
 
-from tasks.contracts.base import RESULT, Contract
+from tasks.contracts.base import RESULT
+from tasks.kernel.values import Described
 
 
-class ParityDifference(Contract):
+class ParityDifference(Described):
     """One value that is not the same online and offline."""
 
     view: str
@@ -16,13 +17,12 @@ class ParityDifference(Contract):
     online: str | None
     offline: str | None
     online_event_time: datetime | None = Field(description="Of the row that is stored online.")
-    offline_event_time: datetime | None = Field(
-        description="Of the newest row before the watermark in the feature table."
-    )
+    offline_event_time: datetime | None
+    """Of the newest row before the watermark in the feature table."""
     moment: datetime = Field(description="Moment at which both were asked.")
 
 
-class ViewParity(Contract):
+class ViewParity(Described):
     """Online against offline values of one view."""
 
     view: str
@@ -32,13 +32,12 @@ class ViewParity(Contract):
     num_differing: NonNegativeInt = Field(description="Values that are not exactly equal.")
     num_null: NonNegativeInt = Field(description="Values that are null on both sides.")
     num_stale: NonNegativeInt = Field(description="Entities blanked on both sides by the TTL.")
-    num_overtaken: NonNegativeInt = Field(
-        description="Entities drawn but not compared: a row that arrived late was known only after "
-        "a newer one, so no moment shows it offline."
-    )
+    num_overtaken: NonNegativeInt
+    """Entities drawn but not compared: a row that arrived late was known only after a newer one, so
+    no moment shows it offline."""
 
 
-class ParityReport(Contract):
+class ParityReport(Described):
     """Whether the online store gives what historical retrieval gives at the same moments."""
 
     feature_service: str
@@ -50,7 +49,7 @@ class ParityReport(Contract):
     evidence: tuple[str, ...] = Field(description="The result in sentences, one a view at fault.")
 
 
-class SnapshotVerification(Contract):
+class SnapshotVerification(Described):
     """Outcome of making a snapshot again from what it pins."""
 
     snapshot_sha256: str

@@ -17,22 +17,12 @@ from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError
 
 EQUAL = (
-    *(
-        exp.Abs,
-        exp.And,
-        exp.ArgMax,
-        exp.ArgMin,
-        exp.Avg,
-        exp.Case,
-        exp.Cast,
-        exp.Ceil,
-        exp.Coalesce,
-    ),
-    *(exp.ConcatWs, exp.Count, exp.DPipe, exp.Exp, exp.FirstValue, exp.Floor, exp.Greatest),
-    *(exp.If, exp.IntDiv, exp.Lag, exp.LastValue, exp.Lead, exp.Least, exp.Left, exp.Length),
-    *(exp.Ln, exp.Lower, exp.Max, exp.Min, exp.Nullif, exp.Or, exp.Pow, exp.Right, exp.RowNumber),
-    *(exp.Sqrt, exp.StddevPop, exp.StddevSamp, exp.Struct, exp.Sum, exp.TimestampTrunc, exp.Trim),
-    *(exp.Upper, exp.Variance, exp.VariancePop, exp.Columns),
+    *(exp.Abs, exp.And, exp.ArgMax, exp.ArgMin, exp.Avg, exp.Case, exp.Cast, exp.Ceil),
+    *(exp.Coalesce, exp.ConcatWs, exp.Count, exp.DPipe, exp.Exp, exp.FirstValue, exp.Floor),
+    *(exp.Greatest, exp.If, exp.IntDiv, exp.Lag, exp.LastValue, exp.Lead, exp.Least, exp.Left),
+    *(exp.Length, exp.Ln, exp.Lower, exp.Max, exp.Min, exp.Nullif, exp.Or, exp.Pow, exp.Right),
+    *(exp.RowNumber, exp.Sqrt, exp.StddevPop, exp.StddevSamp, exp.Struct, exp.Sum),
+    *(exp.TimestampTrunc, exp.Trim, exp.Upper, exp.Variance, exp.VariancePop, exp.Columns),
 )
 """Functions that are in Spark what `sqlglot` makes of them."""
 IN_OTHER_WORDS = {

@@ -44,22 +44,16 @@ class AsofDuckDBOfflineStoreConfig(DuckDBOfflineStoreConfig):
     """Settings in `feature_store.yaml`."""
 
     type: str = "tasks.features.offline.store.AsofDuckDBOfflineStore"
-    tables_path: str | None = Field(
-        default=None,
-        description="Folder in which relative paths of file sources are found; may be a link to a "
-        "version. The feature repository where it is not given.",
-    )
-    spill_path: str | None = Field(
-        default=None,
-        description="Folder for what does not fit the memory limit; the system's where not given.",
-    )
+    tables_path: str | None = None
+    """Folder in which relative paths of file sources are found; may be a link to a version. The
+    feature repository where it is not given."""
+    spill_path: str | None = None
+    """Folder for what does not fit the memory limit; the system's where not given."""
     memory_limit_mb: PositiveInt = Field(default=3000, description="DuckDB may hold this much.")
     threads: PositiveInt = Field(default=2, description="DuckDB threads.")
-    naive_times: NaiveTimes = Field(
-        default="utc",
-        description="What a time without a time zone in an entity frame is: `utc` as everywhere in "
-        "Feast, or an error (`refuse`), which needs `coerce_tz_aware: false` beside it.",
-    )
+    naive_times: NaiveTimes = "utc"
+    """What a time without a time zone in an entity frame is: `utc` as everywhere in Feast, or an
+    error (`refuse`), which needs `coerce_tz_aware: false` beside it."""
 
 
 class AsofDuckDBOfflineStore(DuckDBOfflineStore):

@@ -17,14 +17,9 @@ from feast.feature_store import tqdm
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
+from tasks.features.access import versions
 from tasks.features.access.provider import AuditedProvider
 from tasks.features.access.store import apply_definitions, open_store, quiet, table_columns
-from tasks.features.access.versions import (
-    publish_services,
-    service_versions,
-    view_digest,
-    view_versions,
-)
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name
 from tasks.features.offline.source import source_name
@@ -95,7 +90,7 @@ def materialize(
     )
     last = until - timedelta(microseconds=1)
     write_earlier_versions(feast, since, last, config.earlier_versions)
-    publish_services(feast)  # before the ledger: a run killed in between does it again
+    versions.publish_services(feast)  # before the ledger: a run killed in between does it again
     token = read_token(home, repo)
     if token is None:  # a store of nobody: two installations that share one keep the first token
         token = new_token()
@@ -169,7 +164,7 @@ def _materialize_view(
         num_taken_back=write.num_taken_back,
         num_converted_by_feast=write.num_feast_cells + write.num_feast_rows * len(view.features),
         version=view.current_version_number or 0,
-        definition=view_digest(view),
+        definition=versions.view_digest(view),
         table=view.batch_source.path,
     )
 
@@ -256,7 +251,7 @@ def earlier_views(feast: FeatureStore, num_versions: int) -> list[FeatureView]:
     newest = {view.name: view.current_version_number or 0 for view in feast.list_feature_views()}
     found: dict[tuple[str, int], FeatureView] = {}
     for service in sorted({s.name for s in feast.list_feature_services()}):
-        known = service_versions(feast, service)[:-1]
+        known = versions.service_versions(feast, service)[:-1]
         for version in known[max(len(known) - num_versions, 0) :]:
             for view in pinned_views(feast, version):
                 number = version.views[view.name]
@@ -410,7 +405,7 @@ def _versions(feast: FeatureStore, view: FeatureView) -> list[FeatureView]:
     """The view at all numbers under which values may be online."""
     found = [
         feast.registry.get_feature_view_by_version(view.name, feast.project, number)
-        for number in view_versions(feast, view.name)
+        for number in versions.view_versions(feast, view.name)
         if number != (view.current_version_number or 0)
     ]
     return [view, *(version for version in found if isinstance(version, FeatureView))]

@@ -33,6 +33,7 @@ from redis.exceptions import BusyLoadingError, NoScriptError, RedisError
 from redis.exceptions import ConnectionError as ConnectionLostError
 from redis.exceptions import TimeoutError as NoAnswerError
 
+from tasks.features.online import newer_wins
 from tasks.features.online.encoding import (
     BINARY,
     NO_TIME,
@@ -42,14 +43,6 @@ from tasks.features.online.encoding import (
     encode_timestamps,
     fixed,
     join_parts,
-)
-from tasks.features.online.newer_wins import (
-    EVERYTHING,
-    PUSHED,
-    NewerWinsOnlineStore,
-    Origin,
-    Removal,
-    checked,
 )
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
@@ -91,10 +84,10 @@ class _Target:
     time_field: bytes
     fields: dict[str, bytes]  # by feature
     ttl_s: int  # an entity that is not written again is dropped then; 0 for never
-    origin: Origin
+    origin: newer_wins.Origin
 
 
-class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
+class NewerWinsRedisOnlineStore(newer_wins.NewerWinsOnlineStore, RedisOnlineStore):
     """Redis or Redis Cluster in which an entity's values of a view change in one step."""
 
     def write_rows(
@@ -102,7 +95,7 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         config: RepoConfig,
         table: FeatureView,
         batches: Iterable[EncodedRows],
-        origin: Origin = PUSHED,
+        origin: newer_wins.Origin = newer_wins.PUSHED,
     ) -> int:
         """As `NewerWinsOnlineStore.write_rows`; writing again changes nothing twice.
 
@@ -114,7 +107,7 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
             redis_errors_explained(),
             _connections(self._get_client(config.online_store)) as (connections, node_of_slot),
         ):
-            for rows in checked(table.name, batches):
+            for rows in newer_wins.checked(table.name, batches):
                 target = _target(config, name, rows.features, origin)
                 keys = join_parts([rows.keys, constant(target.suffix)], len(rows))
                 parts = _bulk(_stored_times(rows, origin))
@@ -137,7 +130,7 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         self,
         config: RepoConfig,
         table: FeatureView,
-        meant: Removal = EVERYTHING,
+        meant: newer_wins.Removal = newer_wins.EVERYTHING,
         name: str | None = None,
     ) -> int:
         """As `NewerWinsOnlineStore.remove_values`, a key in one step.
@@ -210,7 +203,10 @@ def _stored_name(config: RepoConfig, view: FeatureView) -> str:
 
 
 def _target(
-    config: RepoConfig, name: str, features: Iterable[str], origin: Origin = PUSHED
+    config: RepoConfig,
+    name: str,
+    features: Iterable[str],
+    origin: newer_wins.Origin = newer_wins.PUSHED,
 ) -> _Target:
     return _Target(
         suffix=config.project.encode(),
@@ -241,7 +237,7 @@ def _nodes(client: Redis | RedisCluster) -> list[Any]:
     return [client.get_redis_connection(node) for node in primaries]
 
 
-def _stored_times(rows: EncodedRows, origin: Origin) -> pa.LargeBinaryArray:
+def _stored_times(rows: EncodedRows, origin: newer_wins.Origin) -> pa.LargeBinaryArray:
     """Feast's event time, a protobuf `Timestamp`, and behind it two fields that Feast passes over.
 
     Field 3 is `created` in microseconds, where there is one; field 4 the origin.

@@ -25,15 +25,8 @@ from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import FeastConfigBaseModel
 from feast.utils import _validate_vector_field_lengths
 
+from tasks.features.online import newer_wins
 from tasks.features.online.encoding import EncodedRows, encode_rows
-from tasks.features.online.newer_wins import (
-    NewerWinsOnlineStore,
-    Origin,
-    Removal,
-    check_without_function,
-    micros,
-    written_by,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +93,12 @@ class VectorComputeEngine(LocalComputeEngine):
         self, registry: BaseRegistry, task: MaterializationTask, **kwargs: Any
     ) -> LocalMaterializationJob:
         view = task.feature_view
-        check_without_function(view)
+        newer_wins.check_without_function(view)
         self.writes.pop(view.name, None)
         reason = _reason_for_feasts_way(view, task, self.online_store)
         builder = LocalFeatureBuilder(registry, task, backend=self._backend)
         if reason:  # what `LocalComputeEngine` does; how many values were newer, it does not say
-            with written_by(_origin(task)):
+            with newer_wins.written_by(_origin(task)):
                 context = self.get_execution_context(registry, task)
                 rows = builder.build().execute(context).data.num_rows
             write = ViewWrite(num_rows=rows, num_written=rows, num_feast_rows=rows, reason=reason)
@@ -129,8 +122,8 @@ class VectorComputeEngine(LocalComputeEngine):
         if not write.num_rows or not looked_for or task.disable_event_timestamp:
             return write
         store, config, view = self.online_store, self.repo_config, task.feature_view
-        window = (origin.began_us, micros(task.start_time), origin.end_us)
-        meant = Removal("left behind", window)
+        window = (origin.began_us, newer_wins.micros(task.start_time), origin.end_us)
+        meant = newer_wins.Removal("left behind", window)
         behind = store.remove_values(config, view, replace(meant, count_only=True))
         if behind:
             if task.start_time > BEGINNING:
@@ -140,7 +133,7 @@ class VectorComputeEngine(LocalComputeEngine):
         return replace(write, num_taken_back=behind)
 
     def _write_window(
-        self, columns: ColumnInfo, task: MaterializationTask, origin: Origin
+        self, columns: ColumnInfo, task: MaterializationTask, origin: newer_wins.Origin
     ) -> ViewWrite:
         seen: list[tuple[int, int]] = []
         rows = self._encoded(columns, task, seen)
@@ -198,15 +191,18 @@ def _reason_for_feasts_way(view: Any, task: MaterializationTask, online: object)
         or any(getattr(view, name, None) for name in more),
         "all rows are asked for": not task.only_latest,
         f"the online store is a {type(online).__name__}": not isinstance(
-            online, NewerWinsOnlineStore
+            online, newer_wins.NewerWinsOnlineStore
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _origin(task: MaterializationTask) -> Origin:
+def _origin(task: MaterializationTask) -> newer_wins.Origin:
     now = datetime.now(UTC)
-    return Origin(micros(now), micros(now if task.disable_event_timestamp else task.end_time))
+    return newer_wins.Origin(
+        newer_wins.micros(now),
+        newer_wins.micros(now if task.disable_event_timestamp else task.end_time),
+    )
 
 
 def _stream(job: RetrievalJob, num_rows: int) -> Iterator[pa.RecordBatch]:

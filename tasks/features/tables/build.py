@@ -16,7 +16,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -226,7 +225,7 @@ def build_feature_tables(
 
     def build(folder: StagedFolder) -> FeatureTables:
         with duckdb_session(folder.path.parent) as con, SparkTables.chosen(repo, store) as spark:
-            draft = _Draft(con, config, repo, store, base, folder, spark)
+            draft = _Draft(con, config, repo, spark, store, base, folder)
             draft.merge_raw(validated)
             draft.compute_features(landed.window, [*base.sources, name])
             version = draft.content_digest()
@@ -276,40 +275,6 @@ def _lead_to(folder: Path, home: Path) -> None:
         flush_to_disk(link.parent)
 
 
-def register_raw(
-    con: duckdb.DuckDBPyConnection,
-    folders: Mapping[str, Path],
-    config: FeatureConfig,
-    repo: Path,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    spark: SparkTables | None = None,
-) -> None:
-    """Make raw tables, and the staging queries over them, readable by name.
-
-    Args:
-        folders: folder of Parquet files of each raw table.
-        since: rows older than this are left out; None for all.
-        until: rows from this moment on are left out; None for all.
-        spark: is to read them; DuckDB then learns the columns of staging queries alone.
-    """
-    for table in config.raw_tables:
-        rows = f"SELECT * FROM {parquet(folders[table.name])}"
-        moment = sql_name(table.time_column) if table.time_column else ""
-        bounds = [f"{moment} >= {sql_moment(since)}"] if since and moment else []
-        bounds += [f"{moment} < {sql_moment(until)}"] if until and moment else []
-        rows += f" WHERE {' AND '.join(bounds)}" if bounds else ""
-        con.execute(f"CREATE OR REPLACE TEMP VIEW {sql_name(table.name)} AS {rows}")
-        if spark:
-            spark.read(table.name, folders[table.name], table.time_column, since)
-    for query in config.staging:
-        text = read_query(repo, query.sql).strip().rstrip(";")
-        made = f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}"
-        run_query(con, made + "\nWITH NO DATA" * (spark is not None), query.sql)
-        if spark:
-            spark.stage(query.name, text, query.sql)
-
-
 def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None:
     """Run a statement made from the query file `name`; its mistakes become a sentence."""
     try:
@@ -326,40 +291,68 @@ def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None
         ) from exc
 
 
-def compute_table(
-    con: duckdb.DuckDBPyConnection,
-    table: FeatureTable,
-    config: FeatureConfig,
-    repo: Path,
-    window: TimeWindow,
-    name: str,
-    spark: SparkTables | None = None,
-) -> None:
-    """Compute a feature table for a window from the raw rows that are readable, into `name`.
+@dataclass(frozen=True)
+class Queries:
+    """The queries of a use case over its raw tables, and what runs them.
 
-    Spark computes it month by month, each from the raw rows that the query reads for it.
+    Attributes:
+        repo: folder of the query files.
+        spark: computes the rows; None: DuckDB does, which else learns the columns alone.
     """
-    text = table_query(repo, table, config)
-    parts = [window] if spark is None or table.static else by_month(window)
-    kind = "VIEW" if spark else "TABLE"
-    rows = " UNION ALL ".join(rows_of(con, text, each, table.origin, spark) for each in parts)
-    run_query(con, f"CREATE OR REPLACE TEMP {kind} {name} AS {rows}", table.origin)
 
+    con: duckdb.DuckDBPyConnection
+    config: FeatureConfig
+    repo: Path
+    spark: SparkTables | None
 
-def rows_of(
-    con: duckdb.DuckDBPyConnection,
-    text: str,
-    window: TimeWindow,
-    name: str,
-    spark: SparkTables | None,
-) -> str:
-    """SQL of a query's rows in a window: the query itself, or a reading of what Spark computed."""
-    set_window(con, window)
-    if spark is None:
-        return text
-    run_query(con, f"DESCRIBE {text}", name)
-    kinds = {row[0]: row[1] for row in con.fetchall()}
-    return spark.rows(text, window, name, kinds)
+    def register_raw(
+        self,
+        folders: Mapping[str, Path],
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> None:
+        """Make raw tables, and the staging queries over them, readable by name.
+
+        Args:
+            folders: folder of Parquet files of each raw table.
+            since: rows older than this are left out; None for all.
+            until: rows from this moment on are left out; None for all.
+        """
+        for table in self.config.raw_tables:
+            rows = f"SELECT * FROM {parquet(folders[table.name])}"
+            moment = sql_name(table.time_column) if table.time_column else ""
+            bounds = [f"{moment} >= {sql_moment(since)}"] if since and moment else []
+            bounds += [f"{moment} < {sql_moment(until)}"] if until and moment else []
+            rows += f" WHERE {' AND '.join(bounds)}" if bounds else ""
+            self.con.execute(f"CREATE OR REPLACE TEMP VIEW {sql_name(table.name)} AS {rows}")
+            if self.spark:
+                self.spark.read(table.name, folders[table.name], table.time_column, since)
+        for query in self.config.staging:
+            text = read_query(self.repo, query.sql).strip().rstrip(";")
+            made = f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}"
+            run_query(self.con, made + "\nWITH NO DATA" * (self.spark is not None), query.sql)
+            if self.spark:
+                self.spark.stage(query.name, text, query.sql)
+
+    def compute(self, table: FeatureTable, window: TimeWindow, name: str) -> None:
+        """Compute a feature table for a window from the raw rows that are readable, into `name`.
+
+        Spark computes it month by month, each from the raw rows that the query reads for it.
+        """
+        text = table_query(self.repo, table, self.config)
+        parts = [window] if self.spark is None or table.static else by_month(window)
+        kind = "VIEW" if self.spark else "TABLE"
+        rows = " UNION ALL ".join(self.rows_of(text, each, table.origin) for each in parts)
+        run_query(self.con, f"CREATE OR REPLACE TEMP {kind} {name} AS {rows}", table.origin)
+
+    def rows_of(self, text: str, window: TimeWindow, origin: str) -> str:
+        """SQL of a query's rows in a window: the query, or a reading of what Spark computed."""
+        set_window(self.con, window)
+        if self.spark is None:
+            return text
+        run_query(self.con, f"DESCRIBE {text}", origin)
+        kinds = {row[0]: row[1] for row in self.con.fetchall()}
+        return self.spark.rows(text, window, origin, kinds)
 
 
 def _rules_digest(config: FeatureConfig, repo: Path) -> str:
@@ -379,16 +372,12 @@ def by_month(window: TimeWindow) -> Iterator[TimeWindow]:
 
 
 @dataclass(frozen=True)
-class _Draft:
+class _Draft(Queries):
     """The next version while it is written into a staged folder."""
 
-    con: duckdb.DuckDBPyConnection
-    config: FeatureConfig
-    repo: Path
     store: ArtifactStore
     base: FeatureTables
     folder: StagedFolder
-    spark: SparkTables | None
 
     def merge_raw(self, validated: ValidatedRows) -> None:
         """Replace the window's rows of every raw table, then make all of them readable by name."""
@@ -405,18 +394,17 @@ class _Draft:
         lookback = timedelta(hours=max(t.lookback_hours for t in self.config.feature_tables))
         since = window.start - lookback
         folders = {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
-        read_raw = partial(register_raw, self.con, folders, self.config, self.repo)
-        read_raw(since, spark=self.spark)
+        self.register_raw(folders, since)
         for table in self.config.feature_tables:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
             self._compute(table, felt)
+        by_duckdb = Queries(self.con, self.config, self.repo, spark=None)
         for table in self.config.feature_tables:
             rows = self.folder.path / FEATURES / table.name
             for probe in probes(self.con, table, rows, window):
-                read_raw(max(since, probe.since or since), probe.until)
-                asked = probe.part or window
-                compute_table(self.con, table, self.config, self.repo, asked, PROBED)
+                by_duckdb.register_raw(folders, max(since, probe.since or since), probe.until)
+                by_duckdb.compute(table, probe.part or window, PROBED)
                 check_same_rows(self.con, table, rows, probe)
 
     def reference(self, group: str, name: str) -> TableRef:
@@ -443,7 +431,7 @@ class _Draft:
         return content_key(content)
 
     def _compute(self, table: FeatureTable, felt: TimeWindow) -> None:
-        compute_table(self.con, table, self.config, self.repo, felt, "computed", self.spark)
+        self.compute(table, felt, "computed")
         check_computed(self.con, table, felt)
         time_column = None if table.static else "event_timestamp"
         key = (*table.entity_keys, "event_timestamp")

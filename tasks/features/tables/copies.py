@@ -16,14 +16,7 @@ import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
-from tasks.features.tables.formats import (
-    LONGEST_REASON,
-    folder_values,
-    near,
-    own_names,
-    plain_type,
-    unpacked,
-)
+from tasks.features.tables import formats
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
 from tasks.kernel.files import digest_of
@@ -86,14 +79,14 @@ def source_explained(
         plain = re.sub(r"\x1b\[\d+m", "", str(exc))
         plain = re.sub(r"(://[^:/@\s]*):[^@\s]+@", r"\1:***@", " ".join(plain.split()))
         reason = f"{getattr(exc, 'sqlstate', '') or type(exc).__name__}: {plain}"
-        if passing.search(reason):
+        is_passing = passing.search(reason)
+        reason = reason[: formats.LONGEST_REASON]
+        if is_passing:
             raise TransientError(
-                f"{what} does not answer ({reason[:LONGEST_REASON]}); see that it runs, and that "
-                f"{table.uri!r} and the network are right, then run again"
+                f"{what} does not answer ({reason}); see that it runs, and that {table.uri!r} and "
+                "the network are right, then run again"
             ) from None
-        raise ConfigurationError(
-            f"{what} refused {table.uri!r} ({reason[:LONGEST_REASON]}); {advice}"
-        ) from None
+        raise ConfigurationError(f"{what} refused {table.uri!r} ({reason}); {advice}") from None
 
 
 def digest_of_states(states: Sequence[tuple[str, str]]) -> str:
@@ -105,7 +98,7 @@ def digest_of_states(states: Sequence[tuple[str, str]]) -> str:
 def copied(table: RawTable, file: Path) -> Source:
     """A file that was copied here whole, and that nobody else changes."""
     seen = SourceFile(uri=table.uri, sha256=digest_of(file), num_bytes=file.stat().st_size)
-    return Source(seen, lambda: [unpacked(file, file.parent / "unpacked")])
+    return Source(seen, lambda: [formats.unpacked(file, file.parent / "unpacked")])
 
 
 def library(name: str, extra: str, table: RawTable) -> Any:
@@ -137,8 +130,8 @@ def copy_window(
         target: the file; its folder is made.
         origin: path of the only file, whose folders may be columns.
     """
-    own, present = own_names(table), set(rows.schema.names)
-    lacking = set(own.values()) - present - folder_values(origin).keys()
+    own, present = formats.own_names(table), set(rows.schema.names)
+    lacking = set(own.values()) - present - formats.folder_values(origin).keys()
     # With a column missing all are taken, for the message tells what there is.
     columns = None if lacking or not own else sorted(present.intersection(own.values()))
     condition = inside_window(rows.schema, table, window)
@@ -156,8 +149,8 @@ def write_rows(reader: pa.RecordBatchReader, target: Path) -> Path:
 
 def inside_window(schema: pa.Schema, table: RawTable, window: TimeWindow) -> ds.Expression | None:
     """Condition for the time column, if it tells; of coarser times a bit more."""
-    column = own_names(table).get(table.time_column or "", "")
-    bounds = near(window, plain_type(schema, column))
+    column = formats.own_names(table).get(table.time_column or "", "")
+    bounds = formats.near(window, formats.plain_type(schema, column))
     if bounds is None:
         return None
     field, kind = ds.field(column), schema.field(column).type

@@ -15,14 +15,7 @@ import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
-from tasks.features.tables.copies import (
-    Source,
-    copy_window,
-    inside_window,
-    library,
-    source_explained,
-    write_rows,
-)
+from tasks.features.tables import copies
 from tasks.features.tables.formats import check_present, near, own_names, plain_type
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.remote import ANSWER_S, CONNECT_S, s3_endpoint
@@ -39,37 +32,37 @@ ADVICE = (
 )
 
 
-def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> Source:
+def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> copies.Source:
     """A table of Delta Lake, `delta+file://folder` or `delta+s3://bucket/prefix`, maybe `@version`.
 
     Raises:
         ConfigurationError: the library is not installed, or there is no such table or version.
         TransientError: S3 does not answer.
     """
-    delta = library("deltalake", "lake", table)
+    delta = copies.library("deltalake", "lake", table)
     where, version = _where_and_version(table, repo, "delta+")
     endpoint = s3_endpoint() if where.startswith("s3://") else None
     options = {"timeout": f"{ANSWER_S:.0f}s", "connect_timeout": f"{CONNECT_S:.0f}s"}
     if endpoint:
         options |= {"aws_endpoint": endpoint, "allow_http": "true"}  # http passed on loopback alone
-    explained = partial(source_explained, table, "Delta Lake", Exception, PASSING, ADVICE)
+    explained = partial(copies.source_explained, table, "Delta Lake", Exception, PASSING, ADVICE)
     with explained():
         found = delta.DeltaTable(where, version=version, storage_options=options)
         rows = found.to_pyarrow_dataset()
 
     def bring() -> list[Path]:
         with explained():
-            return [copy_window(rows, table, window, scratch / "rows.parquet")]
+            return [copies.copy_window(rows, table, window, scratch / "rows.parquet")]
 
-    held = rows.get_fragments(inside_window(rows.schema, table, window))
+    held = rows.get_fragments(copies.inside_window(rows.schema, table, window))
     files = pa.table(found.get_add_actions(flatten=True)).to_pydict()
     paths = map(unquote, files["path"])  # quoted once more than the fragments' are
     sizes = dict(zip(paths, files["size_bytes"], strict=True))
     num_bytes = sum(sizes[fragment.path] for fragment in held)
-    return Source(_pinned(table, found.metadata().id, found.version(), num_bytes), bring)
+    return copies.Source(_pinned(table, found.metadata().id, found.version(), num_bytes), bring)
 
 
-def iceberg_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> Source:
+def iceberg_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> copies.Source:
     """A table of Iceberg, maybe `@snapshot`.
 
     `iceberg+catalog://name/namespace.table` is one of a catalog that pyiceberg's own settings
@@ -81,13 +74,13 @@ def iceberg_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pat
         TransientError: the catalog or S3 does not answer.
     """
     catalogs, config, conditions, tables = (
-        library(f"pyiceberg.{name}", "lake", table)
+        copies.library(f"pyiceberg.{name}", "lake", table)
         for name in ("catalog", "utils.config", "expressions", "table")
     )
     where, snapshot = _where_and_version(table, repo, "iceberg+")
     endpoint = s3_endpoint()
     storage = {"s3.endpoint": endpoint} if endpoint else {}
-    explained = partial(source_explained, table, "Iceberg", Exception, PASSING, ADVICE)
+    explained = partial(copies.source_explained, table, "Iceberg", Exception, PASSING, ADVICE)
     with explained():
         if where.startswith("catalog://"):
             name, _, identifier = where.removeprefix("catalog://").partition("/")
@@ -121,10 +114,10 @@ def iceberg_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pat
 
     def bring() -> list[Path]:
         with explained():
-            return [write_rows(scan.to_arrow_batch_reader(), scratch / "rows.parquet")]
+            return [copies.write_rows(scan.to_arrow_batch_reader(), scratch / "rows.parquet")]
 
     identity = str(found.metadata.table_uuid)
-    return Source(_pinned(table, identity, pinned.snapshot_id, num_bytes), bring)
+    return copies.Source(_pinned(table, identity, pinned.snapshot_id, num_bytes), bring)
 
 
 def _where_and_version(table: RawTable, repo: Path, prefix: str) -> tuple[str, int | None]:

@@ -23,12 +23,7 @@ from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.features.access.profile import profile_file, read_profile, redis_parts
 from tasks.features.config import FeatureConfig
-from tasks.features.declared.columns import (
-    PERMISSIONS_FILE,
-    defining_files,
-    described_features,
-    feast_files,
-)
+from tasks.features.declared import columns
 from tasks.features.declared.queries import frame_query, read_query
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import digest_of
@@ -69,12 +64,12 @@ def definitions_digest(repo: Path) -> str:
 
     Where they are derived, what they are derived from, and the file that does it.
     """
-    defining = defining_files(repo)
-    files = sorted(repo.glob("*.py")) if defining else feast_files(repo)
+    defining = columns.defining_files(repo)
+    files = sorted(repo.glob("*.py")) if defining else columns.feast_files(repo)
     content: list[object] = [[file.name, digest_of(file)] for file in (*files, profile_file(repo))]
     if not defining:
-        content.append(asdict(described_features(repo)))
-    if PERMISSIONS_FILE not in {file.name for file in files} or not defining:
+        content.append(asdict(columns.described_features(repo)))
+    if columns.PERMISSIONS_FILE not in {file.name for file in files} or not defining:
         content.append(DERIVATION)
     return content_key(content)
 

@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from tasks.contracts.base import Contract
 from tasks.contracts.clock import TimeZone
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.values import Described
 
 ColumnType = Literal["BIGINT", "INTEGER", "DOUBLE", "FLOAT", "VARCHAR", "BOOLEAN", "TIMESTAMPTZ"]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
@@ -48,43 +48,29 @@ def _without_password(uri: str) -> str:
     return uri
 
 
-class RawTable(Contract):
+class RawTable(Described):
     """One table as it comes from outside; of one without `columns` all are read."""
 
     name: Identifier = Field(description="Table that the queries read.")
-    uri: Annotated[str, AfterValidator(_without_password)] = Field(
-        min_length=1,
-        description="Path of a Parquet, CSV or JSON file, packed or not, relative to the feature "
-        "repository; a folder of them, or a pattern such as data/*.parquet; `package://`, `s3://`, "
-        "`https://`, `postgres://`, `delta+file://`, `delta+s3://`, `iceberg+catalog://`, "
-        "`iceberg+file://` or `iceberg+s3://`.",
-    )
+    uri: Annotated[str, AfterValidator(_without_password)] = Field(min_length=1)
+    """Path of a Parquet, CSV or JSON file, packed or not, relative to the feature repository; a
+    folder of them, or a pattern such as data/*.parquet; `package://`, `s3://`, `https://`,
+    `postgres://`, `delta+file://`, `delta+s3://`, `iceberg+catalog://`, `iceberg+file://` or
+    `iceberg+s3://`."""
     columns: dict[ColumnName, ColumnType] = Field(min_length=1, description="Name to type.")
-    rename: dict[str, ColumnName] = Field(
-        default={},
-        description="Name that the file gives a column to the name in `columns`, such as "
-        "`{userId: user_id, Order Date: order_date}`; the others are called alike.",
-    )
+    rename: dict[str, ColumnName] = Field(default={})
+    """Name that the file gives a column to the name in `columns`, such as `{userId: user_id, Order
+    Date: order_date}`; the others are called alike."""
     key: tuple[ColumnName, ...] = Field(min_length=1, description="Columns that name one row.")
-    time_column: ColumnName | None = Field(
-        default=None,
-        description="Column that places a row in a window; none for a table without history.",
-    )
-    time_zone: TimeZone | None = Field(
-        default=None,
-        description="Zone of times that the file writes without one, such as America/Chicago; "
-        "none: such times are refused. A repeated hour counts once, as the earlier one.",
-    )
-    null_text: str | tuple[str, ...] = Field(
-        default="NA",
-        description="Text that stands for a missing value in a CSV or JSON, or several; an empty "
-        'cell is "".',
-    )
-    suite: str = Field(
-        default_factory=lambda given: f"raw_{given.get('name')}",
-        min_length=1,
-        description="Expectation suite for its rows; by default raw_<name>.",
-    )
+    time_column: ColumnName | None = None
+    """Column that places a row in a window; none for a table without history."""
+    time_zone: TimeZone | None = None
+    """Zone of times that the file writes without one, such as America/Chicago; none: such times are
+    refused. A repeated hour counts once, as the earlier one."""
+    null_text: str | tuple[str, ...] = "NA"
+    """Text that stands for a missing value in a CSV or JSON, or several; an empty cell is ""."""
+    suite: str = Field(default_factory=lambda given: f"raw_{given.get('name')}", min_length=1)
+    """Expectation suite for its rows; by default raw_<name>."""
 
     @model_validator(mode="after")
     def _columns_are_declared(self) -> Self:

@@ -20,18 +20,12 @@ from pyarrow.fs import (
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
-from tasks.features.access.profile import is_loopback
-from tasks.features.tables.copies import (
-    Source,
-    copied,
-    copy_window,
-    digest_of_states,
-    source_explained,
-)
+from tasks.features.tables import copies
 from tasks.features.tables.files import NUM_THREADS, files_of
 from tasks.features.tables.formats import unpacked
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.location import is_loopback
 
 CONNECT_S, ANSWER_S = 10.0, 60.0
 NUM_ATTEMPTS = 3
@@ -63,7 +57,7 @@ def _check_encrypted(url: str) -> None:
         )
 
 
-def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
+def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> copies.Source:
     """Objects of a bucket: one, those below a prefix, or those that fit a pattern.
 
     Keys and region are those that the AWS tools take, from the environment, `~/.aws` or the
@@ -76,7 +70,7 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
         "read the bucket, that AWS_REGION is its region, and AWS_ENDPOINT_URL its address"
     )
 
-    explained = partial(source_explained, table, "S3", OSError, PASSING, advice)
+    explained = partial(copies.source_explained, table, "S3", OSError, PASSING, advice)
     with explained():
         endpoint = s3_endpoint()
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -101,7 +95,7 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
         target = scratch / info.path
         if info.extension.lower() in ("parquet", "pq"):
             rows = ds.dataset(info.path, filesystem=system, format="parquet")
-            return copy_window(rows, table, window, target, Path(info.path))
+            return copies.copy_window(rows, table, window, target, Path(info.path))
         target.parent.mkdir(parents=True, exist_ok=True)
         with system.open_input_stream(info.path) as stream, target.open("wb") as copy:
             shutil.copyfileobj(stream, copy, 1 << 20)
@@ -109,17 +103,19 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
 
     def digest() -> str:
         with explained(), ThreadPoolExecutor(NUM_THREADS) as pool:
-            return digest_of_states(list(pool.map(state, found)))
+            return copies.digest_of_states(list(pool.map(state, found)))
 
     def bring() -> list[Path]:
         with explained(), ThreadPoolExecutor(NUM_THREADS) as pool:
             return list(pool.map(copy, found))
 
     num_bytes = sum(info.size for info in found)
-    return Source(SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes), bring, digest)
+    return copies.Source(
+        SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes), bring, digest
+    )
 
 
-def http_source(table: RawTable, scratch: Path) -> Source:
+def http_source(table: RawTable, scratch: Path) -> copies.Source:
     """A file that a web server gives, copied whole.
 
     Raises:
@@ -149,7 +145,7 @@ def http_source(table: RawTable, scratch: Path) -> Source:
             f"{table.uri} did not answer to the end ({type(exc).__name__}: {exc}); see that the "
             "network and the address are right, then run again"
         ) from exc
-    return copied(table, target)
+    return copies.copied(table, target)
 
 
 def _check_status(reply: httpx.Response) -> None:

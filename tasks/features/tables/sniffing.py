@@ -13,20 +13,8 @@ import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
 from tasks.features.offline.duck import duckdb_session, sql_text
+from tasks.features.tables import formats
 from tasks.features.tables.copies import about
-from tasks.features.tables.formats import (
-    ENDINGS,
-    ZONE_AFTER_CLOCK,
-    Form,
-    Format,
-    as_declared,
-    csv_form,
-    ending_of,
-    format_of,
-    json_form,
-    parquet_form,
-    reading_explained,
-)
 from tasks.features.tables.raw_files import ColumnType, RawTable, column_name, undeclared
 from tasks.features.tables.sources import open_source
 from tasks.kernel.errors import DataContractError
@@ -90,7 +78,7 @@ class SniffedColumn:
 class SniffedTable:
     """What files hold, as far as they themselves tell."""
 
-    format: Format
+    format: formats.Format
     delimiter: str | None
     """Of a CSV."""
     num_files: int
@@ -116,7 +104,7 @@ def table_name(uri: str) -> str:
     path = urlsplit(uri).path if "://" in uri else uri
     parts = [re.split(r"[*?@]", part)[0] for part in path.split("/")]
     last = next(filter(None, reversed(parts)), "events")
-    is_file = ending_of(last) in ENDINGS
+    is_file = formats.ending_of(last) in formats.ENDINGS
     return column_name(last.partition(".")[0] if is_file else last.rpartition(".")[2])
 
 
@@ -136,14 +124,14 @@ def sniff(uri: str | Path) -> SniffedTable:
     table = undeclared(table_name(str(uri)), str(uri))
     with scratch_folder("falaj-sniff") as scratch, duckdb_session(scratch) as con, about(table):
         files = list(open_source(table, Path.cwd(), EVER, scratch / "source").bring())
-        with reading_explained(table):
+        with formats.reading_explained(table):
             return _sniffed(con, table, files)
 
 
 def _sniffed(
     con: duckdb.DuckDBPyConnection, table: RawTable, files: Sequence[Path]
 ) -> SniffedTable:
-    kind = format_of(files[0].name)
+    kind = formats.format_of(files[0].name)
     form = FORMS[kind](con, files[0])
     if not form.columns:
         raise DataContractError(
@@ -151,7 +139,7 @@ def _sniffed(
         )
     rename = {written: f"v{number}" for number, (written, _) in enumerate(form.columns)}
     meant = {"columns": dict.fromkeys(rename.values()), "rename": rename, "null_text": (NOTHING,)}
-    relation = as_declared(con, table.model_copy(update=meant), files)
+    relation = formats.as_declared(con, table.model_copy(update=meant), files)
     con.execute(f"CREATE TABLE seen AS FROM {relation} LIMIT {LARGEST_SAMPLE + 1}")
     types = [row[1] for row in con.execute("DESCRIBE seen").fetchall()]
     num_rows = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
@@ -166,10 +154,10 @@ def _sniffed(
     return SniffedTable(kind, form.delimiter, len(files), num_rows, is_sample, tuple(columns))
 
 
-FORMS: dict[Format, Callable[[duckdb.DuckDBPyConnection, Path], Form]] = {
-    "Parquet": lambda con, file: parquet_form(pq.read_schema(file)),
-    "CSV": lambda con, file: csv_form(con, file, (), (NOTHING,)),
-    "JSON": json_form,
+FORMS: dict[formats.Format, Callable[[duckdb.DuckDBPyConnection, Path], formats.Form]] = {
+    "Parquet": lambda con, file: formats.parquet_form(pq.read_schema(file)),
+    "CSV": lambda con, file: formats.csv_form(con, file, (), (NOTHING,)),
+    "JSON": formats.json_form,
 }
 TEXTS = ", ".join(map(sql_text, ("", *NULL_TEXTS)))
 
@@ -186,7 +174,7 @@ def _column(
         kind: ColumnType = known
     else:
         meant = f"{text} NOT IN ({TEXTS})"
-        zoned = f"regexp_matches({text}, {sql_text(ZONE_AFTER_CLOCK)})"
+        zoned = f"regexp_matches({text}, {sql_text(formats.ZONE_AFTER_CLOCK)})"
         counts = [f"count(*) FILTER ({meant} AND {fit.format(text)})" for fit in FITS.values()]
         num_meant, num_zoned, *fitting = con.execute(
             f"SELECT count(*) FILTER ({meant}), count(*) FILTER ({meant} AND {zoned}), "

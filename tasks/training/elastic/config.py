@@ -5,65 +5,46 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.contracts.base import Contract
+from tasks.kernel.values import Described
 
 LOOPBACK_INTERFACE = "lo"
 
 
-class ElasticConfig(Contract):
+class ElasticConfig(Described):
     """Hosts, limits and manners of elastic training; logged whole with the run."""
 
-    enabled: bool = Field(
-        default=False, description="Train on ranks that may be lost and added while it goes on."
-    )
-    min_ranks: int = Field(
-        default=1, ge=1, le=4096, description="With fewer ranks training waits for more."
-    )
+    enabled: bool = False
+    """Train on ranks that may be lost and added while it goes on."""
+    min_ranks: int = Field(default=1, ge=1, le=4096)
+    """With fewer ranks training waits for more."""
     max_ranks: int = Field(default=64, ge=1, le=4096, description="More ranks are not started.")
 
     # Where ranks run
-    discovery: Literal["local", "ssh", "script", "kubernetes"] = Field(
-        default="local",
-        description="Where hosts come from: this machine; a file with a host a line, without those "
-        "that do not answer on the SSH port; a program that prints hosts; pods of a job, asked of "
-        "the API server.",
-    )
-    place: str = Field(
-        default="",
-        description="Path of the file or program; for `kubernetes`, namespace/label selector, such "
-        "as ml/training.kubeflow.org/job-name=flights.",
-    )
-    slots_per_host: int = Field(
-        default=2, ge=1, le=256, description="Ranks of a host for which discovery names no number."
-    )
-    interface: str = Field(
-        default=LOOPBACK_INTERFACE,
-        pattern=r"^[\w.:@-]{1,15}$",
-        description="Network interface that ranks and driver talk over; called so on every host.",
-    )
+    discovery: Literal["local", "ssh", "script", "kubernetes"] = "local"
+    """Where hosts come from: this machine; a file with a host a line, without those that do not
+    answer on the SSH port; a program that prints hosts; pods of a job, asked of the API server."""
+    place: str = ""
+    """Path of the file or program; for `kubernetes`, namespace/label selector, such as
+    ml/training.kubeflow.org/job-name=flights."""
+    slots_per_host: int = Field(default=2, ge=1, le=256)
+    """Ranks of a host for which discovery names no number."""
+    interface: str = Field(default=LOOPBACK_INTERFACE, pattern=r"^[\w.:@-]{1,15}$")
+    """Network interface that ranks and driver talk over; called so on every host."""
 
     # How other hosts are reached
-    ssh_user: str = Field(
-        default="", pattern=r"^[\w.-]*$", description="User on the hosts; empty: this one."
-    )
+    ssh_user: str = Field(default="", pattern=r"^[\w.-]*$")
+    """User on the hosts; empty: this one."""
     ssh_port: int = Field(default=22, ge=1, le=65535, description="TCP port of the hosts' sshd.")
-    ssh_key_file: Path | None = Field(
-        default=None, description="Private key, for this purpose alone."
-    )
-    ssh_known_hosts_file: Path | None = Field(
-        default=None, description="Host keys of all hosts; others are refused."
-    )
+    ssh_key_file: Path | None = None
+    """Private key, for this purpose alone."""
+    ssh_known_hosts_file: Path | None = None
+    """Host keys of all hosts; others are refused."""
 
     # How long to wait
-    gloo_timeout_s: int = Field(
-        default=10,
-        ge=2,
-        le=600,
-        description="A silent link is taken for cut after this; also the limit for ranks to meet.",
-    )
-    gather_timeout_s: float = Field(
-        default=600.0, ge=1, le=86400, description="How long too few ranks are waited for."
-    )
+    gloo_timeout_s: int = Field(default=10, ge=2, le=600)
+    """A silent link is taken for cut after this; also the limit for ranks to meet."""
+    gather_timeout_s: float = Field(default=600.0, ge=1, le=86400)
+    """How long too few ranks are waited for."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:

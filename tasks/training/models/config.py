@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from tasks.contracts.base import Contract
+from tasks.kernel.values import Described
 
 NETWORK: Literal["network"] = "network"
 BOOSTING: Literal["gradient-boosting"] = "gradient-boosting"
@@ -27,35 +27,18 @@ def checked_model(name: str) -> str:
     return name
 
 
-class BoostingConfig(Contract):
+class BoostingConfig(Described):
     """How gradient boosting grows its trees; of `gradient-boosting` and `average` alone."""
 
-    library: Literal["sklearn", "lightgbm"] = Field(
-        default="sklearn",
-        description="Who grows the trees: histogram boosting of scikit-learn, or LightGBM, which "
-        "is an extra.",
-    )
-    max_iterations: int = Field(
-        default=300,
-        ge=1,
-        le=2000,
-        description="Trees at most; the validation window says how many are kept.",
-    )
-    learning_rate: float = Field(
-        default=0.05, gt=0, le=1, description="Share of each tree's answer that counts."
-    )
-    max_leaf_nodes: int = Field(
-        default=31,
-        ge=2,
-        le=128,
-        description="Leaves of a tree, at most. As tensors a tree takes their square.",
-    )
-    min_leaf_rows: PositiveInt = Field(
-        default=100, le=1_000_000, description="Training rows of a leaf, at least."
-    )
-    max_rows: int = Field(
-        default=2_000_000,
-        ge=1000,
-        le=100_000_000,
-        description="Rows of a window that are held in memory; of more a seeded sample.",
-    )
+    library: Literal["sklearn", "lightgbm"] = "sklearn"
+    """Who grows the trees: histogram boosting of scikit-learn, or LightGBM, which is an extra."""
+    max_iterations: int = Field(default=300, ge=1, le=2000)
+    """Trees at most; the validation window says how many are kept."""
+    learning_rate: float = Field(default=0.05, gt=0, le=1)
+    """Share of each tree's answer that counts."""
+    max_leaf_nodes: int = Field(default=31, ge=2, le=128)
+    """Leaves of a tree, at most. As tensors a tree takes their square."""
+    min_leaf_rows: PositiveInt = Field(default=100, le=1_000_000)
+    """Training rows of a leaf, at least."""
+    max_rows: int = Field(default=2_000_000, ge=1000, le=100_000_000)
+    """Rows of a window that are held in memory; of more a seeded sample."""

@@ -13,14 +13,14 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.base import Contract
 from tasks.kernel.errors import ConfigurationError, TrainingError
+from tasks.kernel.values import Described
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 
 Plain = bool | int | float | str
 
 
-class _Frozen(Contract):
+class _Frozen(Described):
     # The input is kept out of error texts: somebody may have written a secret where a name goes.
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -66,9 +66,8 @@ class Choices(_Frozen):
     """One of a few values; a list is one value, such as the sizes of layers."""
 
     kind: Literal["choices"]
-    values: tuple[Plain | tuple[Plain, ...], ...] = Field(
-        min_length=2, max_length=100, description="What can be chosen."
-    )
+    values: tuple[Plain | tuple[Plain, ...], ...] = Field(min_length=2, max_length=100)
+    """What can be chosen."""
 
     @model_validator(mode="after")
     def _are_different(self) -> Self:
@@ -94,49 +93,31 @@ Dimension = Annotated[FloatRange | IntRange | Choices, Field(discriminator="kind
 class SearchConfig(_Frozen):
     """One search over a training configuration; logged whole with the run."""
 
-    space: dict[str, Dimension] = Field(
-        default={},
-        max_length=50,
-        description="Fields of the training configuration (`a.b` is field b of field a) to what "
-        "they may be. The others keep what the use case says.",
-    )
-    num_trials: PositiveInt = Field(
-        default=12, le=100_000, description="Trials of the study, those of earlier runs included."
-    )
-    parallel_trials: PositiveInt = Field(
-        default=1, le=256, description="Trials at a time. On one machine they share its cores."
-    )
-    work_pool: str = Field(
-        default="",
-        max_length=100,
-        description="Deployment of flow `trial` that runs the trials, such as `cpu` for "
-        "`trial/cpu`. Empty: in the process of the search.",
-    )
-    budget_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="Training seconds of all the study's trials together after which none is "
-        "started. None: no bound.",
-    )
-    sampler: Literal["tpe", "random"] = Field(
-        default="tpe",
-        description="How the next point is chosen. `tpe`: where good trials are denser than bad "
-        "ones (Bergstra et al., 2011), after five random ones.",
-    )
+    space: dict[str, Dimension] = Field(default={}, max_length=50)
+    """Fields of the training configuration (`a.b` is field b of field a) to what they may be. The
+    others keep what the use case says."""
+    num_trials: PositiveInt = Field(default=12, le=100_000)
+    """Trials of the study, those of earlier runs included."""
+    parallel_trials: PositiveInt = Field(default=1, le=256)
+    """Trials at a time. On one machine they share its cores."""
+    work_pool: str = Field(default="", max_length=100)
+    """Deployment of flow `trial` that runs the trials, such as `cpu` for `trial/cpu`. Empty: in the
+    process of the search."""
+    budget_s: float | None = Field(default=None, gt=0)
+    """Training seconds of all the study's trials together after
+    which none is started. None: no bound."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How the next point is chosen. `tpe`: where good trials are denser than bad ones (Bergstra et
+    al., 2011), after five random ones."""
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of every choice.")
-    pruner: Literal["none", "median"] = Field(
-        default="median",
-        description="When a trial ends early. `median`: where its best validation AUC so far is "
-        "below the median of the finished trials' at the same epoch; not in the first four trials "
-        "and the first two epochs.",
-    )
-    storage: str = Field(
-        default="",
-        max_length=100,
-        description="Where the study is kept. Empty: SQLite under the state folder. Else the NAME "
-        "of an environment variable that holds a PostgreSQL address, or with `_FILE` added the "
-        "path of a file that does.",
-    )
+    pruner: Literal["none", "median"] = "median"
+    """When a trial ends early. `median`: where its best validation
+    AUC so far is below the median of the finished trials' at the same
+    epoch; not in the first four trials and the first two epochs."""
+    storage: str = Field(default="", max_length=100)
+    """Where the study is kept. Empty: SQLite under the state folder. Else the NAME of an
+    environment variable that holds a PostgreSQL address, or with `_FILE` added the path of a file
+    that does."""
 
     @field_validator("space")
     @classmethod

@@ -4,7 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.contracts.base import Contract, retired
+from tasks.contracts.base import retired
+from tasks.kernel.values import Described
 
 StrategyName = Literal["horovod", "ddp", "fsdp"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -14,55 +15,32 @@ Compression = Literal["none", "fp16", "powersgd"]
 STORE_FILE, TIMEOUT = "TORCH_STORE_FILE", "TORCH_EXCHANGE_TIMEOUT_S"
 
 
-class StrategyConfig(Contract):
+class StrategyConfig(Described):
     """Engine, precision and exchange of gradients; recorded with the run."""
 
-    name: StrategyName = Field(
-        default="horovod",
-        description="`horovod`, `ddp` (torch.distributed): a whole replica on each rank. `fsdp`: "
-        "weights and optimizer state cut over the ranks.",
-    )
-    precision: Precision = Field(
-        default="fp32",
-        description="Of forward and backward; weights, sums and the optimizer stay in fp32. `bf16` "
-        "pays on CPUs and GPUs that have it, `fp16` (with loss scaling) on GPUs that do not.",
-    )
-    compile: bool = Field(
-        default=False,
-        description="Compile the network with torch.compile: minutes at the start, then faster "
-        "steps; results are the same up to rounding.",
-    )
-    accumulation_steps: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        description="Parts that a rank's rows of a step are computed in, one after the other: less "
-        "memory, the same gradient; exchanged once a step.",
-    )
-    max_gradient_norm: float | None = Field(
-        default=None,
-        gt=0,
-        le=1e6,
-        description="Scale a step's global gradient down to this Euclidean norm; none: never.",
-    )
-    gradient_compression: Compression = Field(
-        default="none",
-        description="What travels instead of fp32 gradients; `powersgd` adds what it left out to "
-        "the next step.",
-    )
-    local_steps: int = Field(
-        default=1,
-        ge=1,
-        le=10_000,
-        description="Steps that a rank takes alone before the ranks' weights are averaged (local "
-        "SGD); 1: gradients are exchanged at every step.",
-    )
-    asynchronous: bool = Field(
-        default=False,
-        description="Average weights in the background while the next `local_steps` steps are "
-        "computed: averages come one round late, and a rank waits only for one that is a whole "
-        "round behind. Results do not depend on how fast ranks are.",
-    )
+    name: StrategyName = "horovod"
+    """`horovod`, `ddp` (torch.distributed): a whole replica on each rank. `fsdp`: weights and
+    optimizer state cut over the ranks."""
+    precision: Precision = "fp32"
+    """Of forward and backward; weights, sums and the optimizer stay in fp32. `bf16` pays on CPUs
+    and GPUs that have it, `fp16` (with loss scaling) on GPUs that do not."""
+    compile: bool = False
+    """Compile the network with torch.compile: minutes at the start, then faster steps; results are
+    the same up to rounding."""
+    accumulation_steps: int = Field(default=1, ge=1, le=1024)
+    """Parts that a rank's rows of a step are computed in, one after the other: less memory, the
+    same gradient; exchanged once a step."""
+    max_gradient_norm: float | None = Field(default=None, gt=0, le=1e6)
+    """Scale a step's global gradient down to this Euclidean norm; none: never."""
+    gradient_compression: Compression = "none"
+    """What travels instead of fp32 gradients; `powersgd` adds what it left out to the next step."""
+    local_steps: int = Field(default=1, ge=1, le=10_000)
+    """Steps that a rank takes alone before the ranks' weights are averaged (local SGD); 1:
+    gradients are exchanged at every step."""
+    asynchronous: bool = False
+    """Average weights in the background while the next `local_steps` steps are computed: averages
+    come one round late, and a rank waits only for one that is a whole round behind. Results do not
+    depend on how fast ranks are."""
 
     _retired = retired("tensor_parallel_size")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -19,7 +20,7 @@ from tasks.features.config import FeatureConfig
 from tasks.features.declared.queries import frame_query, table_query
 from tasks.features.offline.duck import duckdb_session
 from tasks.features.offline.spark_tables import SparkTables, started
-from tasks.features.tables.build import register_raw, rows_of
+from tasks.features.tables.build import Queries
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
@@ -97,12 +98,16 @@ class Engines:
     spark: SparkTables
     window: TimeWindow
 
+    def rows(self, text: str, origin: str, spark: SparkTables | None) -> str:
+        """SQL of the query's rows, computed by Spark or not."""
+        config: Any = None  # only the raw tables need it
+        return Queries(self.con, config, Path(), spark).rows_of(text, self.window, origin)
+
     def check_equal(self, text: str, origin: str, compared: str = "*") -> int:
         """See that a query gives the same rows on both; how many."""
-        ours = f"({rows_of(self.con, text, self.window, origin, None)})"
-        theirs = f"({rows_of(self.con, text, self.window, origin, self.spark)})"
-        self.con.execute(f"CREATE OR REPLACE TEMP TABLE ours AS FROM {ours}")
-        self.con.execute(f"CREATE OR REPLACE TEMP TABLE theirs AS FROM {theirs}")
+        ours, theirs = self.rows(text, origin, None), self.rows(text, origin, self.spark)
+        self.con.execute(f"CREATE OR REPLACE TEMP TABLE ours AS FROM ({ours})")
+        self.con.execute(f"CREATE OR REPLACE TEMP TABLE theirs AS FROM ({theirs})")
         shown = []
         for one, other in (("ours", "theirs"), ("theirs", "ours")):
             query = (
@@ -146,8 +151,8 @@ def test_every_query_of_a_use_case_gives_the_same_rows_on_both(
     landed = land_raw_rows(wide, config, repo, store)
     folders = {table.name: store.path(table.artifact) for table in landed.tables}
     with duckdb_session(tmp_path) as con:
-        register_raw(con, folders, config, repo, spark=spark)
-        register_raw(con, folders, config, repo)
+        Queries(con, config, repo, spark).register_raw(folders)
+        Queries(con, config, repo, None).register_raw(folders)
         engines = Engines(con, spark, window)
         for query in config.staging:
             assert engines.check_equal(f"SELECT * FROM {query.name}", query.sql)
@@ -193,4 +198,4 @@ def test_what_spark_cannot_compute_is_said_with_the_name_of_the_query(
     text: str, error: type[Exception], sentence: str, values: Engines
 ) -> None:
     with pytest.raises(error, match=f"query mine.sql.*{sentence}"):
-        rows_of(values.con, text, values.window, "mine.sql", values.spark)
+        values.rows(text, "mine.sql", values.spark)
