@@ -6,7 +6,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field
 
-from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.kernel.values import Described
 
 
 def _is_a_zone(name: str) -> str:
@@ -22,46 +23,27 @@ def _is_a_zone(name: str) -> str:
 TimeZone = Annotated[str, AfterValidator(_is_a_zone)]
 
 
-class ClockConfig(Contract):
+class ClockConfig(Described):
     """What time it is for a use case, and how long its scheduled windows are."""
 
-    replay_year: int | None = Field(
-        default=None,
-        ge=1970,
-        le=2200,
-        description="Year of recorded data that is played back: the clock shows today's date and "
-        "time in that year, again each year. None: the data is live.",
-    )
+    replay_year: int | None = Field(default=None, ge=1970, le=2200)
+    """Year of recorded data that is played back: the clock shows today's date and time in that
+    year, again each year. None: the data is live."""
     time_zone: TimeZone = Field(default="UTC", description="Where the use case's days begin.")
-    label_hours: float = Field(
-        default=0.0,
-        ge=0,
-        le=24 * 366,
-        description="The label of a moment is known so many hours later: windows of drift checks "
-        "and trainings end before the days that wait for theirs.",
-    )
-    refresh_hours: int = Field(
-        default=48,
-        ge=1,
-        le=24 * 366,
-        description="A scheduled refresh reaches back so many hours from the newest complete one: "
-        "late rows and hours in which nothing ran are taken up by the next.",
-    )
-    drift_days: int = Field(
-        default=28,
-        ge=1,
-        le=3660,
-        description="Complete days that a scheduled drift check looks at.",
-    )
-    min_train_days: int = Field(
-        default=28, ge=1, le=3660, description="With fewer days, a rolled training is refused."
-    )
-    validation_days: int = Field(
-        default=28, ge=1, le=3660, description="Validation window of a rolled training, days."
-    )
-    test_days: int = Field(
-        default=28, ge=1, le=3660, description="Test window of a rolled training, days."
-    )
+    label_hours: float = Field(default=0.0, ge=0, le=24 * 366)
+    """The label of a moment is known so many hours later: windows of drift checks and trainings end
+    before the days that wait for theirs."""
+    refresh_hours: int = Field(default=48, ge=1, le=24 * 366)
+    """A scheduled refresh reaches back so many hours from the newest complete one: late rows and
+    hours in which nothing ran are taken up by the next."""
+    drift_days: int = Field(default=28, ge=1, le=3660)
+    """Complete days that a scheduled drift check looks at."""
+    min_train_days: int = Field(default=28, ge=1, le=3660)
+    """With fewer days, a rolled training is refused."""
+    validation_days: int = Field(default=28, ge=1, le=3660)
+    """Validation window of a rolled training, days."""
+    test_days: int = Field(default=28, ge=1, le=3660)
+    """Test window of a rolled training, days."""
 
     def shows(self, moment: datetime) -> datetime:
         """The use case's time at a moment of the real world, UTC.

@@ -10,35 +10,32 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from tasks.contracts.base import Artifact, Contract
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import Metric
+from tasks.kernel.values import Described
 
 BATCH_AXIS = "batch"
 MOST_ROWS = 65_536  # a call, of a program that training exports
 TensorType = Literal["bool", "uint8", "int32", "int64", "float32"]
 
 
-class TensorSpec(Contract):
+class TensorSpec(Described):
     """One input or output of every format of a model."""
 
     name: str = Field(min_length=1, description="As the program's argument is named.")
     dtype: TensorType = Field(description="Type of its numbers.")
-    shape: tuple[str | int, ...] = Field(
-        min_length=1, description="Length of each axis; a name is an axis of any length."
-    )
-    columns: tuple[str, ...] = Field(
-        default=(), description="Meaning of the second axis of raw columns, or classes, in order."
-    )
+    shape: tuple[str | int, ...] = Field(min_length=1)
+    """Length of each axis; a name is an axis of any length."""
+    columns: tuple[str, ...] = ()
+    """Meaning of the second axis of raw columns, or classes, in order."""
 
 
-class Signature(Contract):
+class Signature(Described):
     """What a program takes and gives; every format of it takes and gives the same."""
 
-    inputs: tuple[TensorSpec, ...] = Field(
-        min_length=1, description="What it takes, in the order of its arguments."
-    )
+    inputs: tuple[TensorSpec, ...] = Field(min_length=1)
+    """What it takes, in the order of its arguments."""
     output: TensorSpec = Field(description="What it gives, under a name that no input bears.")
-    largest: dict[str, PositiveInt] = Field(
-        default={}, description="Most that an axis of any length takes, by its name."
-    )
+    largest: dict[str, PositiveInt] = Field(default={})
+    """Most that an axis of any length takes, by its name."""
 
     @model_validator(mode="after")
     def _rows_come_first(self) -> Self:
@@ -95,7 +92,7 @@ class SnapshotRows(Contract):
         }
 
 
-class PreparedRows(Contract):
+class PreparedRows(Described):
     """Model inputs that were prepared beforehand, in two parts: for calibration and for judging."""
 
     kind: Literal["prepared"] = "prepared"
@@ -103,9 +100,8 @@ class PreparedRows(Contract):
     num_calibration: PositiveInt
     num_judged: PositiveInt
     made_from: dict[str, str] = Field(description="Sources and their versions.")
-    tokenizer: Artifact | None = Field(
-        default=None, description="What made token ids of texts, as a file of `tokenizers`."
-    )
+    tokenizer: Artifact | None = None
+    """What made token ids of texts, as a file of `tokenizers`."""
 
     @property
     def calibration_key(self) -> tuple[object, ...]:
@@ -137,22 +133,19 @@ class ImportedProgram(Contract):
     origin_sha256: str = Field(min_length=64, max_length=64, description="Digest of `files`.")
 
 
-class VariantLatency(Contract):
+class VariantLatency(Described):
     """Latency of one variant at one batch size, one thread, against PyTorch eager beside it."""
 
     batch_rows: PositiveInt
     p50_ms: float
     p95_ms: float
     ratio_to_eager: float = Field(description="Median of paired ratios; below 1 is faster.")
-    ratio_to_replaced: float | None = Field(
-        default=None, description="Against the simpler variant it would replace, paired."
-    )
-    cpu_ms: float | None = Field(
-        default=None, description="Processor time of a call, all threads: median of the rounds."
-    )
-    cpu_ratio_to_eager: float | None = Field(
-        default=None, description="The same as `ratio_to_eager`, of processor time."
-    )
+    ratio_to_replaced: float | None = None
+    """Against the simpler variant it would replace, paired."""
+    cpu_ms: float | None = None
+    """Processor time of a call, all threads: median of the rounds."""
+    cpu_ratio_to_eager: float | None = None
+    """The same as `ratio_to_eager`, of processor time."""
 
 
 class VariantThroughput(Contract):

@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model
 
 from tasks.contracts.base import Artifact, Contract, TimeWindow, retired
 from tasks.kernel.errors import DataContractError
+from tasks.kernel.values import Described
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,29 +27,20 @@ def number_names(column: str, dimensions: int) -> tuple[str, ...]:
     return tuple(f"{column}_{number}" for number in range(dimensions))
 
 
-class EncodedColumn(Contract):
+class EncodedColumn(Described):
     """How a column of texts or images is turned into numbers."""
 
-    text: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Encoder of a column of texts: an installed package that carries config.json, "
-        "model.safetensors and tokenizer.json of a BERT encoder, or a folder of the project.",
-    )
-    image: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Encoder of a column with paths of PNG or JPEG files, relative to the "
-        "project: an installed package that carries the weights of EfficientNet-Lite0.",
-    )
-    dimensions: PositiveInt | None = Field(
-        default=None,
-        description="Fewer numbers than the encoder gives, by a fixed projection, which costs "
-        "accuracy; none: all that it gives.",
-    )
-    max_tokens: PositiveInt = Field(
-        default=256, le=4096, description="Most tokens of a text; longer ones are cut."
-    )
+    text: str | None = Field(default=None, min_length=1)
+    """Encoder of a column of texts: an installed package that carries config.json,
+    model.safetensors and tokenizer.json of a BERT encoder, or a folder of the project."""
+    image: str | None = Field(default=None, min_length=1)
+    """Encoder of a column with paths of PNG or JPEG files, relative to the project: an installed
+    package that carries the weights of EfficientNet-Lite0."""
+    dimensions: PositiveInt | None = None
+    """Fewer numbers than the encoder gives, by a fixed projection, which costs accuracy; none: all
+    that it gives."""
+    max_tokens: PositiveInt = Field(default=256, le=4096)
+    """Most tokens of a text; longer ones are cut."""
 
     @model_validator(mode="after")
     def _has_one_encoder(self) -> Self:
@@ -60,15 +52,14 @@ class EncodedColumn(Contract):
         return self
 
 
-class ColumnEncoder(Contract):
+class ColumnEncoder(Described):
     """What turned a column into numbers, exactly enough to tell whether others are comparable."""
 
     column: str
     kind: Literal["text", "image"]
     source: str = Field(description="Package and version, or folder.")
-    sha256: str = Field(
-        min_length=64, max_length=64, description="Of the encoder's files and settings."
-    )
+    sha256: str = Field(min_length=64, max_length=64)
+    """Of the encoder's files and settings."""
     dimensions: PositiveInt
 
     @property
@@ -117,7 +108,7 @@ def category_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool | np.bool_) else str(value)
 
 
-class DatasetSchema(Contract):
+class DatasetSchema(Described):
     """Which column of a snapshot is what; the raw input of every exported model format."""
 
     row_id: str = Field(description="Unique id of a row.")
@@ -126,18 +117,14 @@ class DatasetSchema(Contract):
     categorical: tuple[str, ...] = Field(description="String columns, in model input order.")
     numeric: tuple[str, ...] = Field(description="Number columns, in model input order.")
     task: TaskKind = "classification"
-    classes: tuple[str, ...] = Field(
-        default=(), description="Of `multi-class`: names of classes 0, 1, 2 and so on."
-    )
+    classes: tuple[str, ...] = ()
+    """Of `multi-class`: names of classes 0, 1, 2 and so on."""
     unit: str = Field(default="", description="Of a label that is a number.")
-    baseline: str | None = Field(
-        default=None,
-        description="Number column that is itself the plainest prediction of the label, such as "
-        "its last known value; of a regression only.",
-    )
-    encoders: tuple[ColumnEncoder, ...] = Field(
-        default=(), description="What gave the last of `numeric` from columns of texts and images."
-    )
+    baseline: str | None = None
+    """Number column that is itself the plainest prediction of the label, such as its last known
+    value; of a regression only."""
+    encoders: tuple[ColumnEncoder, ...] = ()
+    """What gave the last of `numeric` from columns of texts and images."""
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -197,16 +184,13 @@ class TableShape(Contract):
     num_labels: int = Field(default=2, description="Different labels, of no regression.")
 
 
-class SourceFile(Contract):
+class SourceFile(Described):
     """Where a raw table was read from, and the state in which it was."""
 
     uri: str = Field(description="As the feature repository names it, with the version read.")
-    sha256: str = Field(
-        min_length=64,
-        max_length=64,
-        description="Of the file; of several, over their names and digests; of what tells a "
-        "version of its own, over that.",
-    )
+    sha256: str = Field(min_length=64, max_length=64)
+    """Of the file; of several, over their names and digests; of what tells a version of its own,
+    over that."""
     num_bytes: NonNegativeInt = Field(description="Of the files that can hold rows of the window.")
 
 
@@ -226,7 +210,7 @@ class LandedRows(Contract):
     tables: tuple[TableRef, ...]
 
 
-class ValidationResult(Contract):
+class ValidationResult(Described):
     """Outcome of one expectation suite on one table; the full result is kept."""
 
     suite: str
@@ -235,9 +219,8 @@ class ValidationResult(Contract):
     num_rows: NonNegativeInt
     num_expectations: PositiveInt
     result: Artifact = Field(description="The full validation result, JSON.")
-    warnings: tuple[str, ...] = Field(
-        default=(), description="Sentence of every expectation that was only warned about."
-    )
+    warnings: tuple[str, ...] = ()
+    """Sentence of every expectation that was only warned about."""
 
 
 class ValidatedRows(Contract):
@@ -247,38 +230,32 @@ class ValidatedRows(Contract):
     validations: tuple[ValidationResult, ...]
 
 
-class FeatureTables(Contract):
+class FeatureTables(Described):
     """One version of all raw and feature tables; versions are immutable."""
 
     version: str = Field(description="Digest of the rows of all tables.")
     raw: tuple[TableRef, ...]
     tables: tuple[TableRef, ...]
-    sources: dict[str, str] = Field(
-        description="Each window that went in (`start/end`), and the digest of its rows and rules."
-    )
-    follows: dict[str, str] = Field(
-        default={}, description="Raw table to its digest in the version that this one continues."
-    )
+    sources: dict[str, str]
+    """Each window that went in (`start/end`), and the digest of its rows and rules."""
+    follows: dict[str, str] = Field(default={})
+    """Raw table to its digest in the version that this one continues."""
 
 
-class MaterializedView(Contract):
+class MaterializedView(Described):
     """What one feature view holds online after materialization."""
 
     name: str
     watermark: datetime = Field(description="Everything before this moment has been written.")
     num_entities: NonNegativeInt
-    num_written: NonNegativeInt = Field(
-        default=0, description="Entities that got new values in the latest write."
-    )
-    num_kept: NonNegativeInt = Field(
-        default=0, description="Entities that kept values as new or newer in the latest write."
-    )
-    num_taken_back: NonNegativeInt = Field(
-        default=0, description="Entities whose online row the corrected table no longer had."
-    )
-    num_converted_by_feast: NonNegativeInt = Field(
-        default=0, description="Values that took Feast's slower way, cell by cell."
-    )
+    num_written: NonNegativeInt = 0
+    """Entities that got new values in the latest write."""
+    num_kept: NonNegativeInt = 0
+    """Entities that kept values as new or newer in the latest write."""
+    num_taken_back: NonNegativeInt = 0
+    """Entities whose online row the corrected table no longer had."""
+    num_converted_by_feast: NonNegativeInt = 0
+    """Values that took Feast's slower way, cell by cell."""
     version: NonNegativeInt | None = Field(default=None, description="Feast's number of the view.")
     definition: str | None = Field(default=None, description="Digest of the view's definition.")
     table: str | None = Field(default=None, description="Feature table that the view reads.")
@@ -322,7 +299,7 @@ class MonitoredView(Contract):
     _retired = retired("periods", "ages_hours")
 
 
-class FeatureMonitoring(Contract):
+class FeatureMonitoring(Described):
     """What the monitoring of features saw in one window."""
 
     window: TimeWindow
@@ -331,15 +308,12 @@ class FeatureMonitoring(Contract):
     num_statistics: NonNegativeInt = Field(description="Statistics kept of this window.")
     views: tuple[MonitoredView, ...]
     features: tuple[MonitoredFeature, ...]
-    alerts: tuple[str, ...] = Field(
-        description="One sentence a view and kind of alert, the most serious first; a few at most."
-    )
-    num_new_alerts: NonNegativeInt = Field(
-        description="Alerts of single days or windows that nobody was told before."
-    )
-    stale: tuple[str, ...] = Field(
-        default=(), description="Those that say that a view's newest row is too old."
-    )
+    alerts: tuple[str, ...]
+    """One sentence a view and kind of alert, the most serious first; a few at most."""
+    num_new_alerts: NonNegativeInt
+    """Alerts of single days or windows that nobody was told before."""
+    stale: tuple[str, ...] = ()
+    """Those that say that a view's newest row is too old."""
 
     @property
     def num_alerts(self) -> int:
@@ -352,7 +326,7 @@ class FeatureMonitoring(Contract):
         return self.stale if self.num_new_alerts else ()
 
 
-class FeatureRefresh(Contract):
+class FeatureRefresh(Described):
     """Result of `feature_refresh`: feature tables validated, published and materialized."""
 
     window: TimeWindow
@@ -360,9 +334,8 @@ class FeatureRefresh(Contract):
     tables: FeatureTables
     validations: tuple[ValidationResult, ...]
     views: tuple[MaterializedView, ...]
-    monitoring: FeatureMonitoring | None = Field(
-        default=None, description="None in results of releases that did not monitor."
-    )
+    monitoring: FeatureMonitoring | None = None
+    """None in results of releases that did not monitor."""
 
 
 class ExcludedRows(Contract):
@@ -391,7 +364,7 @@ class TablePin(Contract):
     num_rows: NonNegativeInt
 
 
-class SnapshotPins(Contract):
+class SnapshotPins(Described):
     """Everything that a snapshot was made from, exactly enough to make it again."""
 
     service_version: PositiveInt
@@ -402,9 +375,8 @@ class SnapshotPins(Contract):
     entity_sql: str = Field(description="Digest of the query that says whom to predict for.")
     retrieval_sql: str = Field(description="Digest of the point-in-time join.")
     software: dict[str, str] = Field(description="Versions of what wrote the file.")
-    evidence: Artifact = Field(
-        description="Folder beside the data: the SQL texts and the definitions themselves."
-    )
+    evidence: Artifact
+    """Folder beside the data: the SQL texts and the definitions themselves."""
 
 
 class NumberSummary(Contract):
@@ -416,7 +388,7 @@ class NumberSummary(Contract):
     high: float
 
 
-class FeatureSnapshot(Contract):
+class FeatureSnapshot(Described):
     """A point-in-time training set: one Parquet file, rows in order of event time and row id."""
 
     data: Artifact
@@ -428,25 +400,19 @@ class FeatureSnapshot(Contract):
     tables_version: str = Field(description="`FeatureTables.version` that was read.")
     label_definition: str = Field(description="What a label of 1 means, or the number, in words.")
     positive_rate: float | None = Field(ge=0, le=1, description="None where the label is a number.")
-    label_summary: NumberSummary | None = Field(
-        default=None, description="Of a label that is a number."
-    )
-    class_shares: dict[str, float] = Field(
-        default={}, description="Of a label of several classes: share of the rows of each."
-    )
+    label_summary: NumberSummary | None = None
+    """Of a label that is a number."""
+    class_shares: dict[str, float] = Field(default={})
+    """Of a label of several classes: share of the rows of each."""
     excluded: tuple[ExcludedRows, ...]
-    pins: SnapshotPins | None = Field(
-        default=None, description="None in a snapshot of an earlier release."
-    )
-    encoders: dict[str, Artifact] = Field(
-        default={}, description="Column of texts or images to the folder of what encoded it."
-    )
-    retrieved_sha256: str | None = Field(
-        default=None, description="Digest of the rows before columns were encoded, where any were."
-    )
-    parts: Artifact | None = Field(
-        default=None, description="Length and digest of each row group; None in older snapshots."
-    )
+    pins: SnapshotPins | None = None
+    """None in a snapshot of an earlier release."""
+    encoders: dict[str, Artifact] = Field(default={})
+    """Column of texts or images to the folder of what encoded it."""
+    retrieved_sha256: str | None = None
+    """Digest of the rows before columns were encoded, where any were."""
+    parts: Artifact | None = None
+    """Length and digest of each row group; None in older snapshots."""
 
 
 class ValidatedDataset(Contract):

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from tasks.contracts.base import RESULT, Artifact, Contract, TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import Metric, Quality
+from tasks.kernel.values import Described
 
 
 class FeatureDrift(Contract):
@@ -47,18 +48,17 @@ class DayErrors(Contract):
     error: float = Field(description="Excess Brier score; of a regression the squared error.")
 
 
-class SlowChange(Contract):
+class SlowChange(Described):
     """Sequential test of the days since the reference, however many checks looked at them."""
 
     num_days: PositiveInt = Field(description="Days after the reference that were tested.")
-    evidence: float = Field(
-        description="Of a change by now: without one at most `num_days`, on average."
-    )
+    evidence: float
+    """Of a change by now: without one at most `num_days`, on average."""
     limit: float = Field(description="Chance reaches it in so many days on average, at the least.")
     began: date | None = Field(description="About when it began; None below the limit.")
 
 
-class DriftReport(Contract):
+class DriftReport(Described):
     """Comparison of a current window with the training reference."""
 
     reference: TimeWindow
@@ -70,52 +70,40 @@ class DriftReport(Contract):
     reference_performance: Quality | None
     current_performance: Quality | None
     auc_change: Metric | None = Field(description="Current minus reference; None without labels.")
-    effect_threshold: float | None = Field(
-        default=None, description="Lower bound of the effect from which a feature has drifted."
-    )
-    excess_brier_change: Metric | None = Field(
-        default=None, description="`ScoredWindow.excess_brier`, current minus reference."
-    )
-    r2_change: Metric | None = Field(
-        default=None, description="Of a regression, current minus reference."
-    )
-    skill_change: Metric | None = Field(
-        default=None, description="Of `RegressionMetrics.skill`, current minus reference."
-    )
-    performance_reference: TimeWindow | None = Field(
-        default=None, description="Reference of predictions and performance: rows not trained on."
-    )
-    days: tuple[DayErrors, ...] = Field(
-        default=(), description="Of the current window. Empty in reports before 2026-11-27."
-    )
-    slow_change: SlowChange | None = Field(
-        default=None, description="None where labels or days are too few; None of several classes."
-    )
+    effect_threshold: float | None = None
+    """Lower bound of the effect from which a feature has drifted."""
+    excess_brier_change: Metric | None = None
+    """`ScoredWindow.excess_brier`, current minus reference."""
+    r2_change: Metric | None = None
+    """Of a regression, current minus reference."""
+    skill_change: Metric | None = None
+    """Of `RegressionMetrics.skill`, current minus reference."""
+    performance_reference: TimeWindow | None = None
+    """Reference of predictions and performance: rows not trained on."""
+    days: tuple[DayErrors, ...] = ()
+    """Of the current window. Empty in reports before 2026-11-27."""
+    slow_change: SlowChange | None = None
+    """None where labels or days are too few; None of several classes."""
     result: DriftResult = Field(validation_alias=RESULT)
     evidence: tuple[str, ...]
-    compared: tuple[Artifact, ...] = Field(
-        default=(),
-        description="Rows and scores of the reference and of the current window. Empty in reports "
-        "before 2026-11-23.",
-    )
+    compared: tuple[Artifact, ...] = ()
+    """Rows and scores of the reference and of the current window. Empty in reports before
+    2026-11-23."""
 
 
-class ServedWindow(Contract):
+class ServedWindow(Described):
     """Rows of the prediction log, in a form that a drift check compares with its reference."""
 
-    dataset: ValidatedDataset = Field(
-        description="What one version answered: features as they were served, labels where known."
-    )
-    reference: ValidatedDataset = Field(
-        description="The reference, with the columns that the log has too."
-    )
+    dataset: ValidatedDataset
+    """What one version answered: features as they were served, labels where known."""
+    reference: ValidatedDataset
+    """The reference, with the columns that the log has too."""
     scores: Artifact = Field(description="Parquet: row id, event time, label, score; same rows.")
     program_sha256: str = Field(min_length=64, max_length=64)
     logged: TimeWindow = Field(description="Moments of the requests, by the server's clock.")
     num_labelled: NonNegativeInt
-    left_out: tuple[str, ...] = Field(
-        default=(), description="Columns of the reference that the log hides or lacks."
-    )
+    left_out: tuple[str, ...] = ()
+    """Columns of the reference that the log hides or lacks."""
     told: str = Field(description="Where the rows come from, in a sentence.")
 
 

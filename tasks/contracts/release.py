@@ -32,6 +32,7 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.training import ModelCompression, TrainedModel
 from tasks.kernel.errors import DataContractError
+from tasks.kernel.values import Described
 
 
 class TrainingResult(Contract):
@@ -43,7 +44,7 @@ class TrainingResult(Contract):
     version: ModelVersionRef
 
 
-class _Variant(Contract):
+class _Variant(Described):
     """Stored under the names of earlier versions, which are the first aliases: forms know these."""
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -52,9 +53,8 @@ class _Variant(Contract):
     format: str
     precision: str
     files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
-    settings: dict[str, str] = Field(
-        description="Opset, versions, threads, calibration: how it was built, or as read back."
-    )
+    settings: dict[str, str]
+    """Opset, versions, threads, calibration: how it was built, or as read back."""
     provenance: dict[str, str] = Field(
         default={},
         validation_alias=AliasChoices("stamp", "provenance"),
@@ -84,14 +84,12 @@ class ModelVariant(_Variant):
 
     hardware_class: str
     source_sha256: str = Field(description="Digest of the program it was made from.")
-    parity_max: float | None = Field(
-        description="Largest gap of a row: of its probability, in standard deviations of the "
-        "label, or of embeddings 1 - cosine, or the change of their length."
-    )
+    parity_max: float | None
+    """Largest gap of a row: of its probability, in standard deviations of the label, or of
+    embeddings 1 - cosine, or the change of their length."""
     parity_mean: float | None
-    auc_change: Metric | None = Field(
-        default=None, description="Variant minus source on the test rows."
-    )
+    auc_change: Metric | None = None
+    """Variant minus source on the test rows."""
     r2_change: Metric | None = Field(default=None, description="The same, of a regression.")
     metric: str = Field(default="", description="Name of the metric where it is another one.")
     metric_change: Metric | None = Field(default=None, description="The same, of that metric.")
@@ -104,12 +102,10 @@ class ModelVariant(_Variant):
         validation_alias=AliasChoices("kept", "accepted"), serialization_alias="kept"
     )
     reason: str
-    triton: TritonRepository | None = Field(
-        default=None, description="Serves it; None where none was asked for, or could be written."
-    )
-    standings: tuple[GoalResult, ...] = Field(
-        default=(), description="One a goal: whether it serves it on this hardware, and why."
-    )
+    triton: TritonRepository | None = None
+    """Serves it; None where none was asked for, or could be written."""
+    standings: tuple[GoalResult, ...] = ()
+    """One a goal: whether it serves it on this hardware, and why."""
 
     # Measured before 2026-11-25.
     _retired = retired("memory_bytes", "profile", "source_profile")
@@ -137,14 +133,13 @@ class ImportedModel(Contract):
     variants: tuple[ModelVariant, ...]
 
 
-class RegisteredProgram(Contract):
+class RegisteredProgram(Described):
     """A registered model version whose program was fetched into the artifact store, verified."""
 
     version: ModelVersionRef
     program: Artifact
-    columns: DatasetSchema | None = Field(
-        default=None, description="Raw columns; None where the program does not take a table."
-    )
+    columns: DatasetSchema | None = None
+    """Raw columns; None where the program does not take a table."""
     family: str = Field(default="tabular", description="Kind of model, as conversion knows it.")
     signature: Signature = Field(description="Follows from `columns` where it is not given.")
 
@@ -201,9 +196,8 @@ class CalibrationSource(CompressionParent):
     """A registered version whose scores are to be mapped again."""
 
     best_epoch: NonNegativeInt
-    calibration: Calibration | None = Field(
-        default=None, description="Its own earlier map; None where its network speaks for itself."
-    )
+    calibration: Calibration | None = None
+    """Its own earlier map; None where its network speaks for itself."""
 
 
 class GateResult(Contract):
@@ -237,16 +231,15 @@ class Approval(Contract):
         }[self.state]
 
 
-class PromotionDecision(Contract):
+class PromotionDecision(Described):
     """All gates of one promotion, and what was done."""
 
     candidate: ModelVersionRef
     previous_champion: int | None
     gates: tuple[GateResult, ...]
     promoted: bool
-    approval: Approval | None = Field(
-        default=None, description="None where no person was asked: none required, or a gate closed."
-    )
+    approval: Approval | None = None
+    """None where no person was asked: none required, or a gate closed."""
 
     @property
     def closed(self) -> list[str]:
@@ -254,32 +247,27 @@ class PromotionDecision(Contract):
         return [gate.name for gate in self.gates if not gate.passed]
 
 
-class ChampionState(Contract):
+class ChampionState(Described):
     """The champion, how it came to be that, and whether the one before it could serve again."""
 
     version: ModelVersionRef
-    promoted_at: datetime | None = Field(
-        description="When a promotion made it champion; None where that is not known, or where a "
-        "roll back did."
-    )
+    promoted_at: datetime | None
+    """When a promotion made it champion; None where that is not known, or where a roll back did."""
     previous: ModelVersionRef | None = Field(description="The champion before it.")
-    previous_trouble: str | None = Field(
-        description="Why the previous one cannot serve: files that are missing or damaged."
-    )
-    asked_about: int | None = Field(
-        default=None, description="A later version whose promotion waits for a person's answer."
-    )
+    previous_trouble: str | None
+    """Why the previous one cannot serve: files that are missing or damaged."""
+    asked_about: int | None = None
+    """A later version whose promotion waits for a person's answer."""
 
 
-class Rollback(Contract):
+class Rollback(Described):
     """One roll back: whose place was taken by which earlier champion, and why."""
 
     restored: ModelVersionRef
     replaced: ModelVersionRef
     reason: str
-    order_id: str = Field(
-        description="The incident that asked for it; repeating it changes nothing"
-    )
+    order_id: str
+    """The incident that asked for it; repeating it changes nothing"""
     at: datetime
 
 
@@ -293,15 +281,14 @@ class Withdrawal(Contract):
     champion: ModelVersionRef | None = Field(description="After it; None where nobody is left.")
 
 
-class RecalibrationResult(Contract):
+class RecalibrationResult(Described):
     """Result of `recalibration`: a new version by a new map alone, or why there is none."""
 
     source: ModelVersionRef = Field(description="Version whose scores were mapped.")
     fit: FitOutcome
     refusal: str | None = Field(description="Why no version was registered; None where one was.")
-    evaluation: EvaluationReport | None = Field(
-        default=None, description="On rows later than those of the fit; None without a map."
-    )
+    evaluation: EvaluationReport | None = None
+    """On rows later than those of the fit; None without a map."""
     version: ModelVersionRef | None = None
     variants: tuple[ModelVariant, ...] = ()
     promotion: PromotionDecision | None = None

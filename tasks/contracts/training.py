@@ -8,9 +8,10 @@ from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema, DataSplits, TaskKind
 from tasks.contracts.evaluation import Calibration, ScoredWindow
 from tasks.contracts.telemetry import TrainingTelemetry
+from tasks.kernel.values import Described
 
 
-class EpochMetrics(Contract):
+class EpochMetrics(Described):
     """One epoch of training; losses are means over the rows of all ranks.
 
     Of classes cross-entropy in nats, of a regression the Huber loss of the
@@ -20,12 +21,10 @@ class EpochMetrics(Contract):
     epoch: NonNegativeInt
     train_loss: float
     validation_loss: float
-    validation_auc: float | None = Field(
-        default=None, description="Of a classification; mean of each class against the rest."
-    )
-    validation_r2: float | None = Field(
-        default=None, description="Of a regression: share of the label's variance explained."
-    )
+    validation_auc: float | None = None
+    """Of a classification; mean of each class against the rest."""
+    validation_r2: float | None = None
+    """Of a regression: share of the label's variance explained."""
     learning_rate: float
     seconds: float
     rows_per_s: float
@@ -51,35 +50,31 @@ class StartingPoint(Contract):
     trained_on: TimeWindow
 
 
-class DistillationTargets(Contract):
+class DistillationTargets(Described):
     """What a network learns from another one besides the labels (Hinton, Vinyals, Dean, 2015)."""
 
     scores: ScoredWindow = Field(description="The teacher's scores of the training rows.")
     weight: float = Field(gt=0, le=1, description="Share of the loss that the scores have.")
-    temperature: float = Field(
-        ge=1, description="Logits of both are divided by it; of a classification alone."
-    )
+    temperature: float = Field(ge=1)
+    """Logits of both are divided by it; of a classification alone."""
 
 
-class CandidateModel(Contract):
+class CandidateModel(Described):
     """What can be judged and registered: a program, the network in it, and the rows it has seen."""
 
-    program: Artifact = Field(
-        description="`torch.export` program (.pt2), preprocessing inside: takes `categorical` "
-        "int32 (rows, c) and `numeric` float32 (rows, n), gives `score` float32 (rows,), of "
-        "several classes (rows, classes)."
-    )
-    checkpoint: Artifact = Field(
-        description="Plain state dict of what the best epoch was judged with: the mean of weights."
-    )
+    program: Artifact
+    """`torch.export` program (.pt2), preprocessing inside: takes `categorical` int32 (rows, c) and
+    `numeric` float32 (rows, n), gives `score` float32 (rows,), of several classes (rows,
+    classes)."""
+    checkpoint: Artifact
+    """Plain state dict of what the best epoch was judged with: the mean of weights."""
     columns: DatasetSchema
     config: dict[str, object] = Field(description="The training configuration, whole.")
     snapshot_sha256: str
     splits: DataSplits
     best_epoch: NonNegativeInt
-    started_from: StartingPoint | None = Field(
-        default=None, description="Whose weights it began with; None for none."
-    )
+    started_from: StartingPoint | None = None
+    """Whose weights it began with; None for none."""
 
     @property
     def kind(self) -> str:
@@ -99,10 +94,8 @@ class TrainedModel(CandidateModel):
     energy_j: float | None = Field(default=None, description="Joules, None where not measurable.")
     launch: str = Field(default="", description="Ranks and threads, and why so many.")
     telemetry: TrainingTelemetry | None = None
-    kept: tuple[Artifact, ...] = Field(
-        default=(),
-        description="What else the run left: traces of a profile, the story of elastic ranks.",
-    )
+    kept: tuple[Artifact, ...] = ()
+    """What else the run left: traces of a profile, the story of elastic ranks."""
 
     _retired = retired("reading")
 
@@ -119,7 +112,7 @@ class RecalibratedModel(CandidateModel):
 CompressionMethod = Literal["pruning", "distillation", "pruning-distillation"]
 
 
-class ModelCompression(Contract):
+class ModelCompression(Described):
     """How a smaller network came from a registered version."""
 
     parent: ModelVersionRef = Field(description="Version whose network was made smaller.")
@@ -127,10 +120,8 @@ class ModelCompression(Contract):
     settings: dict[str, object] = Field(description="What was asked for, whole.")
     parent_sizes: tuple[PositiveInt, ...] = Field(description="Hidden layers of the parent.")
     parent_parameters: PositiveInt = Field(description="Of its network.")
-    is_distilled: bool = Field(
-        validation_alias=AliasChoices("is_distilled", "is_taught"),
-        description="Whether the parent's scores were part of the loss.",
-    )
+    is_distilled: bool = Field(validation_alias=AliasChoices("is_distilled", "is_taught"))
+    """Whether the parent's scores were part of the loss."""
 
 
 class CompressedModel(TrainedModel):
@@ -175,7 +166,7 @@ class TrialRecord(Contract):
         return AUC_NAME if self.r2 is None else R2_NAME
 
 
-class StudyRecord(Contract):
+class StudyRecord(Described):
     """A search as far as it has come: its space, its trials, and what they show."""
 
     study: str = Field(description="Name of the study; ends in a digest of data, space and code.")
@@ -184,10 +175,9 @@ class StudyRecord(Contract):
     fields: tuple[SearchedField, ...]
     trials: tuple[TrialRecord, ...]
     best: NonNegativeInt | None = Field(description="Number of the best complete trial.")
-    importance: dict[str, float] = Field(
-        description="Field to its share of the variance of AUC or R2 over the space (fANOVA); "
-        "empty where there are too few complete trials to say."
-    )
+    importance: dict[str, float]
+    """Field to its share of the variance of AUC or R2 over the space (fANOVA); empty where there
+    are too few complete trials to say."""
     sampler: str
     pruner: str
     storage: Literal["sqlite", "postgresql"]
@@ -200,12 +190,11 @@ class StudyRecord(Contract):
         return R2_NAME if self.task == "regression" else AUC_NAME
 
 
-class SearchResult(Contract):
+class SearchResult(Described):
     """Result of `search`: the study, and the best trial's model, ready to be judged."""
 
     study: StudyRecord
     model: TrainedModel
     page: str = Field(description="Path of the page below the state folder.")
-    version: ModelVersionRef | None = Field(
-        default=None, description="The registered candidate; None where none was asked for."
-    )
+    version: ModelVersionRef | None = None
+    """The registered candidate; None where none was asked for."""

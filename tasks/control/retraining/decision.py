@@ -30,12 +30,13 @@ from tasks.contracts.drift import DayErrors, DriftReport, DriftResult
 from tasks.contracts.evaluation import Comparison, Metric, MetricSet
 from tasks.contracts.release import ChampionState
 from tasks.control.config import RetrainingPolicy
+from tasks.kernel.values import Described
 
 MAX_NAMED = 5
 DAY = timedelta(days=1)
 
 
-class Evidence(Contract):
+class Evidence(Described):
     """Everything that the rule looks at; the whole of it is kept with the decision."""
 
     result: DriftResult = Field(validation_alias=RESULT, description="Of the drift check.")
@@ -45,37 +46,28 @@ class Evidence(Contract):
     num_drifted: NonNegativeInt
     drifted: tuple[str, ...] = Field(description="Features that moved most.")
     prediction_drifted: bool
-    prediction_effect_low: float = Field(
-        allow_inf_nan=False, description="Lower bound of the scores' effect, 0 to 1."
-    )
+    prediction_effect_low: float = Field(allow_inf_nan=False)
+    """Lower bound of the scores' effect, 0 to 1."""
     num_labelled: NonNegativeInt = Field(description="Rows of the window with a label.")
-    auc_change: Metric | None = Field(
-        default=None, description="Of a classification; None where labels are too few."
-    )
+    auc_change: Metric | None = None
+    """Of a classification; None where labels are too few."""
     excess_brier_change: Metric | None = None
     r2_change: Metric | None = Field(default=None, description="Of a regression.")
     skill_change: Metric | None = None
-    champion_age_days: float | None = Field(
-        description="Since its promotion until the check; None where it is not known, or the "
-        "version became champion by a roll back."
-    )
-    former_version: PositiveInt | None = Field(
-        description="Champion before this one, with all its files; None where there is none."
-    )
-    former_difference: Comparison | None = Field(
-        description="Former minus present champion on the labelled rows of the window."
-    )
-    can_be_mapped: bool = Field(
-        default=True, description="Whether a map of the scores exists; none of several classes."
-    )
-    train_growth: float | None = Field(
-        default=None,
-        description="Days that a retraining would learn from, to those of the champion.",
-    )
+    champion_age_days: float | None
+    """Since its promotion until the check; None where it is not known, or the version became
+    champion by a roll back."""
+    former_version: PositiveInt | None
+    """Champion before this one, with all its files; None where there is none."""
+    former_difference: Comparison | None
+    """Former minus present champion on the labelled rows of the window."""
+    can_be_mapped: bool = True
+    """Whether a map of the scores exists; none of several classes."""
+    train_growth: float | None = None
+    """Days that a retraining would learn from, to those of the champion."""
     train_days: float | None = Field(default=None, description="Those of a retraining.")
-    days: tuple[DayErrors, ...] = Field(
-        default=(), description="Of the window; later checks test them together with their own."
-    )
+    days: tuple[DayErrors, ...] = ()
+    """Of the window; later checks test them together with their own."""
     sentences: tuple[str, ...] = Field(description="The drift check's own reasons.")
 
     @property
