@@ -24,6 +24,8 @@ from tasks.evaluation.drift.faults import (
     judge_guesses,
     largest_day_step,
 )
+from tasks.evaluation.drift.newest import describe as describe_newest
+from tasks.evaluation.drift.newest import find_sudden
 from tasks.evaluation.drift.result import decide, explain, performance_change
 from tasks.evaluation.drift.slow import describe, find_slow_change, join_days, score_days
 from tasks.evaluation.drift.statistics import (
@@ -53,6 +55,7 @@ class SeenFeatures(Contract):
     features: tuple[FeatureDrift, ...]
     faults: tuple[str, ...]
     remarks: tuple[str, ...] = Field(description="What only looks like a fault.")
+    sudden: dict[str, float] | None = Field(description="See `find_sudden`.")
     num_reference_rows: PositiveInt
     num_current_rows: PositiveInt
 
@@ -101,7 +104,7 @@ def compare_windows(
     performance = performance_change(scored_reference, scored_current)
     then, days = (score_days(s, columns, store) for s in (scored_reference, scored_current))
     slow = find_slow_change(then, join_days(earlier, days), config)
-    result = decide(features, prediction, performance, faults, config, slow)
+    result = decide(features, prediction, performance, faults, config, slow, seen.sudden or ())
     logger.info("drift of %s: %s", current_window, result)
     return DriftReport(
         reference=reference_window,
@@ -128,6 +131,7 @@ def compare_windows(
                 config,
             ),
             *([describe(slow)] if slow else []),
+            describe_newest(seen.sudden),
             *(f"Look at {remark}." for remark in seen.remarks),
         ),
         compared=(
@@ -223,6 +227,7 @@ def compare_features(
         features=features,
         faults=(*converted, *faults),
         remarks=tuple(remarks),
+        sudden=find_sudden({column.name: column.histogram for column in examined}),
         num_reference_rows=windows.reference.num_rows,
         num_current_rows=windows.current.num_rows,
     )

@@ -4,7 +4,7 @@ Did the model get worse, and is it the model or the window?
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tasks.contracts.drift import DriftResult, FeatureDrift, SlowChange
@@ -121,6 +121,7 @@ def decide(
     faults: Sequence[str],
     config: DriftConfig,
     slow: SlowChange | None = None,
+    sudden: Collection[str] = (),
 ) -> DriftResult:
     """What to do, first rule that applies.
 
@@ -128,7 +129,8 @@ def decide(
     2. Labels show that the model has gone stale: retrain, with or without drift that can be seen,
        for the relation of the features to the label may have changed alone.
     3. No labels yet, and the predictions drifted: retrain; the promotion gates still judge.
-    4. Something drifted or fell, short of that, or changes slowly: watch. Mostly it is the season.
+    4. Something drifted or fell, short of that, or changes slowly or suddenly: watch. Mostly it is
+       the season.
     """
     if faults:
         return DriftResult.DATA_FAULT
@@ -139,7 +141,8 @@ def decide(
     if stale:
         return DriftResult.RETRAIN
     crept = slow is not None and slow.began is not None
-    moved = fell or crept or prediction.drifted or any(feature.drifted for feature in features)
+    drifted = prediction.drifted or any(feature.drifted for feature in features)
+    moved = fell or crept or drifted or bool(sudden)
     return DriftResult.WATCH if moved else DriftResult.STABLE
 
 
