@@ -120,7 +120,7 @@ test-serving-clients: setup .venv-serving-clients/complete ## ask the server by 
 	@test -e .venv-serving-clients/complete
 	@$(VENV_PYTHON) -m pytest tests/contracts/serving -m "not drill" $(PYTEST_ARGS)
 
-bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=PART)
+bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/complete .venv-nannyml/complete .venv-river/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=PART)
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
 	@$(VENV_PYTHON) -m tests.support.suite.readme # which shows some of the figures
 
@@ -156,7 +156,7 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .venv-evidently .falaj
+	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .venv-evidently .venv-nannyml .venv-river .falaj
 
 docs: setup ## build the documentation site into .site/, strictly: no broken link
 	@$(VENV_PYTHON) -m tests.support.suite.reference

@@ -101,6 +101,7 @@ MEASUREMENTS = (
     Measurement("features", "online_read", "the reader, raw HMGET and Feast's SDK on Redis", True),
     Measurement("features", "false_alarms", "every suite on every day of the year", True),
     Measurement("features", "drift_check", "the drift check and Evidently's preset", True),
+    Measurement("features", "drift_peers", "delay until drift is noticed, ours and others'", True),
     Measurement("features", "scale", "tables of 1, 10 and 100 times the rows, DuckDB and Spark"),
     Measurement("training", "strategies", "ranks on Horovod, on DDP and alone"),
     Measurement("training", "launch", "from a training's start to its first epoch", True),

@@ -17,7 +17,10 @@ import pytest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("falaj", "flows", "tasks", "serving", "infra")
-LEFT_OUT = ("bench", "cluster", "evidently", "kserve", "mlserver", "serving_clients", "triton")
+LEFT_OUT = (
+    *("bench", "cluster", "evidently", "kserve", "mlserver", "nannyml", "river"),
+    *("serving_clients", "triton"),
+)
 PLACES = {"feature_repo": "falaj/examples", "prefect.yaml": "infra/deploying/prefect.yaml"}
 # Programs, and modules for Triton's, Alembic's and Spark's own processes.
 LEFT = ("__main__", ".horovod_backend", ".onnx_backend", ".env", ".spark_store")

@@ -15,7 +15,7 @@ from infra.provision.checkout import Checkout
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ("triton", "serving-clients")
 """Have environments of their own, which `make test-slow` makes."""
-ENVIRONMENTS = (*TOOLS, "mlserver", "kserve", "evidently")
+ENVIRONMENTS = (*TOOLS, "mlserver", "kserve", "evidently", "nannyml", "river")
 """With those of the servers that `make bench` measures beside its own."""
 
 
