@@ -16,7 +16,7 @@ from tasks.contracts.base import Contract
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import PROJECT_ROOT, Settings
-from tasks.kernel.values import checked
+from tasks.kernel.values import Described, checked
 
 CPU, GPU = "cpu", "gpu"
 HARDWARE_CLASS = r"^(cpu|gpu)(-[a-z0-9.]+)*$"
@@ -36,15 +36,14 @@ def kind_of(hardware_class: str) -> str:
     return hardware_class.partition("-")[0]
 
 
-class GpuNeeds(Contract):
+class GpuNeeds(Described):
     """The GPUs, or slices of GPUs, that a class is about."""
 
     vendor: Literal["nvidia"] = "nvidia"
     model: str | None = Field(default=None, description="Part of the model's name, such as `H100`.")
     memory_gib: float = Field(default=0, ge=0, description="Least memory of each.")
-    mig_profile: str | None = Field(
-        default=None, description="Slices of this profile: `1g.10gb`, or `1g` of any memory."
-    )
+    mig_profile: str | None = None
+    """Slices of this profile: `1g.10gb`, or `1g` of any memory."""
     count: int = Field(default=1, ge=1, description="How many a host must have.")
 
 
@@ -57,16 +56,15 @@ class Needs(Contract):
     gpu: GpuNeeds | None = None
 
 
-class InCluster(Contract):
+class InCluster(Described):
     """What pods of the class ask Kubernetes for."""
 
     node_selector: dict[str, str] = Field(default={}, description="Labels of its nodes.")
-    gpu_resource: str = Field(
-        default="nvidia.com/gpu", description="Resource of which a pod asks for `gpus`."
-    )
+    gpu_resource: str = "nvidia.com/gpu"
+    """Resource of which a pod asks for `gpus`."""
 
 
-class PriceList(Contract):
+class PriceList(Described):
     """What a class costs. Set your own: the defaults are estimates, about those of rented machines.
 
     A rented machine's energy is in the price of its hours, so a kilowatt hour costs nothing more.
@@ -75,12 +73,10 @@ class PriceList(Contract):
     core_hour: float = Field(default=0.04, ge=0, description="Of one core, while it is busy.")
     gpu_hour: float = Field(default=2.5, ge=0, description="Of one GPU or slice, while it is held.")
     kwh: float = Field(default=0.0, ge=0, description="Of a kilowatt hour, where it is paid apart.")
-    watts_per_core: float = Field(
-        default=8.0, ge=0, le=200, description="Of one busy core, where no meter can be read."
-    )
-    watts_per_gpu: float = Field(
-        default=400.0, ge=0, le=5000, description="Of one held GPU, where no meter can be read."
-    )
+    watts_per_core: float = Field(default=8.0, ge=0, le=200)
+    """Of one busy core, where no meter can be read."""
+    watts_per_gpu: float = Field(default=400.0, ge=0, le=5000)
+    """Of one held GPU, where no meter can be read."""
     currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$", description="ISO 4217 code.")
 
     def money(self, cpu_s: float, gpu_s: float, joules: float) -> float:
@@ -89,17 +85,14 @@ class PriceList(Contract):
         return hours + self.kwh * joules / J_PER_KWH
 
 
-class HardwareClass(Contract):
+class HardwareClass(Described):
     """One class."""
 
     description: str = Field(min_length=1)
     requires: Needs = Needs()
-    formats: tuple[str, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="Variants that a conversion builds and judges there; none: those of the use "
-        "case on processors, all that are for GPUs on GPUs.",
-    )
+    formats: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Variants that a conversion builds and judges there; none: those of the use case on
+    processors, all that are for GPUs on GPUs."""
     kubernetes: InCluster = InCluster()
     prices: PriceList = PriceList()
 

@@ -9,6 +9,7 @@ from tasks.contracts.base import Artifact, Contract, TimeWindow
 from tasks.contracts.data import DataSplits
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.telemetry import ResourceUse
+from tasks.kernel.values import Described
 
 PolicyName = Literal["never", "weekly", "monthly", "on-drift-alarm", "controller", "oracle"]
 FaultKind = Literal[
@@ -46,7 +47,7 @@ class Reign(Contract):
     model: PositiveInt
 
 
-class PolicyQuality(Contract):
+class PolicyQuality(Described):
     """Quality of what a policy served in one part of the history."""
 
     window: TimeWindow
@@ -57,9 +58,8 @@ class PolicyQuality(Contract):
     regret: Metric = Field(description="That of `oracle` minus this.")
     num_trainings: NonNegativeInt
     use: ResourceUse = Field(description="Of trainings, recalibrations and checks in this part.")
-    gain_per_cpu_hour: Metric | None = Field(
-        description="Gain over `never` by CPU hour; None where nothing was spent."
-    )
+    gain_per_cpu_hour: Metric | None
+    """Gain over `never` by CPU hour; None where nothing was spent."""
 
 
 class WeekQuality(Contract):
@@ -94,7 +94,7 @@ class Sighting(Contract):
     names_cause: bool = Field(description="It names the table or column that is broken.")
 
 
-class FaultResult(Contract):
+class FaultResult(Described):
     """What became of one injected fault."""
 
     fault: str = Field(description="As it was asked for, such as `celsius@07-10`.")
@@ -102,17 +102,14 @@ class FaultResult(Contract):
     described: str = Field(description="What was changed, in a sentence: table, columns, rows.")
     start: datetime
     end: datetime | None = Field(description="None where it stays.")
-    size: NonNegativeFloat | None = Field(
-        description="Mean change of the changed values, in standard deviations of the column; "
-        "None where it is no change of numbers."
-    )
-    sightings: tuple[Sighting, ...] = Field(
-        description="The first of each part of the system, of what the undisturbed history lacks."
-    )
+    size: NonNegativeFloat | None
+    """Mean change of the changed values, in standard deviations of the column; None where it is no
+    change of numbers."""
+    sightings: tuple[Sighting, ...]
+    """The first of each part of the system, of what the undisturbed history lacks."""
     answer: Literal["rows refused", "alert", "nothing", "recalibrate", "retrain", "roll back"]
-    verdict: Literal["right", "late", "missed", "wrong"] = Field(
-        description="wrong: the model was retrained on it. late: noticed after more than a day."
-    )
+    verdict: Literal["right", "late", "missed", "wrong"]
+    """wrong: the model was retrained on it. late: noticed after more than a day."""
 
     @property
     def noticed(self) -> datetime | None:
@@ -144,7 +141,7 @@ class PermutedYears(Contract):
     drift_alarm_retrainings: NonNegativeInt = Field(description="Those of `on-drift-alarm`.")
 
 
-class Proposal(Contract):
+class Proposal(Described):
     """A change of configuration that the early days propose and the later ones judge."""
 
     num_tried: PositiveInt = Field(description="Configurations, the present one included.")
@@ -152,14 +149,13 @@ class Proposal(Contract):
     present: float | None = None
     proposed: float | None = None
     gain: Metric | None = Field(default=None, description="AUC or R2 on the days that judge.")
-    trainings: tuple[NonNegativeInt, NonNegativeInt] | None = Field(
-        default=None, description="On the days that judge: as it is, and as proposed."
-    )
+    trainings: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    """On the days that judge: as it is, and as proposed."""
     holds: bool = Field(default=False, description="It is better on the days that judge too.")
     sentence: str
 
 
-class ReplayResult(Contract):
+class ReplayResult(Described):
     """A whole replay; the page shows it and `replay.json` holds it."""
 
     use_case: str
@@ -177,9 +173,8 @@ class ReplayResult(Contract):
     proposal: Proposal | None = None
     recommended: PolicyName
     sentence: str = Field(description="Which policy this use case should run, and why.")
-    scores: Artifact = Field(
-        description="Parquet: row id, event time, label, and the score that each policy served."
-    )
+    scores: Artifact
+    """Parquet: row id, event time, label, and the score that each policy served."""
     event_time: str = Field(default="event_timestamp", description="Columns of that file.")
     label: str = "label"
 

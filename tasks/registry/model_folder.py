@@ -434,18 +434,14 @@ class ModelStart(ModelInterface, ModelFiles):
     splits: DataSplits
     training_config: dict[str, object]
     best_epoch: NonNegativeInt
-    started_from: StartingPoint | None = Field(
-        default=None, description="Whose weights it began with; None for none."
-    )
-    calibration: Calibration | None = Field(
-        default=None,
-        description="The map of another version's scores; None where the network was trained.",
-    )
+    started_from: StartingPoint | None = None
+    """Whose weights it began with; None for none."""
+    calibration: Calibration | None = None
+    """The map of another version's scores; None where the network was trained."""
     compression: ModelCompression | None = Field(
-        default=None,
-        validation_alias=AliasChoices("compression", "shrinking"),
-        description="The version that it is a smaller one of; None for none.",
+        default=None, validation_alias=AliasChoices("compression", "shrinking")
     )
+    """The version that it is a smaller one of; None for none."""
 
 
 class ModelManifest(ModelStart):
@@ -463,9 +459,8 @@ class ModelManifest(ModelStart):
     feature_service: str
     feature_views: dict[str, str]
     tables_version: str
-    pins: SnapshotPins | None = Field(
-        default=None, description="What the snapshot was made from; None in earlier releases."
-    )
+    pins: SnapshotPins | None = None
+    """What the snapshot was made from; None in earlier releases."""
     label_definition: str
 
 
