@@ -24,6 +24,7 @@ from flows.replay.config import ReplayConfig
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
+from tasks.contracts.hardware import class_of_run, read_classes
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.telemetry import ResourceUse
 from tasks.evaluation import scoring
@@ -258,3 +259,14 @@ def keep_scores(history: History, model: ReplayModel) -> KeptScores:
         return KeptScores(scores=scores, num_rows=len(rows), use=used[0])
 
     return history.store.build_once("replayed-scores", key, KeptScores, build)
+
+
+def priced(use: ResourceUse) -> ResourceUse:
+    """With energy and money by the price list; energy that no meter read is estimated."""
+    prices = class_of_run(read_classes(), on_gpu=use.gpu_s > 0)[1]
+    estimated = use.joules is None or use.estimated
+    joules = use.joules or 0.0
+    if estimated:
+        joules = prices.watts_per_core * use.cpu_s + prices.watts_per_gpu * use.gpu_s
+    money = {"amount": prices.money(use.cpu_s, use.gpu_s, joules), "currency": prices.currency}
+    return use.model_copy(update={"joules": joules, "estimated": estimated, **money})

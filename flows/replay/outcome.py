@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flows.replay.history import History, ReplayModel
+from flows.replay.history import History, ReplayModel, priced
 from flows.replay.models import Candidate
 from flows.replay.walk import Reigning, Spending, Walk
 from tasks.contracts.base import Artifact, Contract, TimeWindow
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.hardware import class_of_run, read_classes
 from tasks.contracts.replay import (
     PolicyName,
     PolicyQuality,
@@ -134,17 +133,6 @@ def _quality(
         use=use,
         gain_per_cpu_hour=None if hours == 0 else scaled(gain, 1 / hours),
     )
-
-
-def priced(use: ResourceUse) -> ResourceUse:
-    """With energy and money by the price list; energy that no meter read is estimated."""
-    prices = class_of_run(read_classes(), on_gpu=use.gpu_s > 0)[1]
-    estimated = use.joules is None or use.estimated
-    joules = use.joules or 0.0
-    if estimated:
-        joules = prices.watts_per_core * use.cpu_s + prices.watts_per_gpu * use.gpu_s
-    money = {"amount": prices.money(use.cpu_s, use.gpu_s, joules), "currency": prices.currency}
-    return use.model_copy(update={"joules": joules, "estimated": estimated, **money})
 
 
 def minus(one: Drawn, other: Drawn) -> Metric:

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from flows.replay.history import History, ReplayModel, code_of, keep_scores, measured
+from flows.replay.history import History, ReplayModel, code_of, keep_scores, measured, priced
 from flows.replay.models import Candidate, recalibrate, retrain
 from flows.stages import held_back
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.drift import DayErrors, DriftReport, DriftResult
 from tasks.contracts.evaluation import Comparison
+from tasks.contracts.hardware import read_classes
 from tasks.contracts.release import ChampionState
 from tasks.contracts.replay import PolicyName, ReplayedAct
 from tasks.contracts.telemetry import ResourceUse
@@ -28,6 +29,7 @@ from tasks.control.retraining.incidents import Here, settle, start_claimed
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import Order, Outcome, RunEnd, StartedAction
 from tasks.conversion import calibrator
+from tasks.costs.ledger import CostLedger, Entry
 from tasks.evaluation import judge, recalibration
 from tasks.evaluation.drift import compare
 from tasks.evaluation.drift.compare import (
@@ -186,7 +188,10 @@ def walk(history: History, policy: PolicyName, days: Sequence[datetime], first: 
     """
     ends = days[0], days[-1]
     rules = code_of(compare, judge, recalibration, decision, incidents, gates, calibrator, making)
-    key = content_key(code_digest(__file__), rules, history.identity, policy, ends, first.model)
+    prices = [kind.prices for kind in read_classes().values()]
+    key = content_key(
+        code_digest(__file__), rules, history.identity, policy, ends, first.model, prices
+    )
 
     def build(folder: StagedFolder) -> Walk:
         service = Service(history, first, first.model.made)
@@ -324,7 +329,8 @@ class Controller:
         self._service, self._history = service, service.history
         self._now = service.reigns[0].since
         self._days: dict[int, tuple[DayErrors, ...]] = {}  # as `Ledger.scored_days` gives them
-        self._ledger = Ledger(f"sqlite:///{folder}/ledger.db", lambda: self._now)
+        url = f"sqlite:///{folder}/ledger.db"
+        self._ledger, self._costs = Ledger(url, lambda: self._now), CostLedger(url)
 
     def day(self, moment: datetime) -> None:
         """Check, decide, and carry out."""
@@ -383,6 +389,12 @@ class Controller:
             service.recalibrate(order.evidence.window, self._now, order.reason)
         elif order.version == service.champion.model.number:
             service.roll_back(self._now, order.reason)
-        seconds = sum(spending.use.seconds for spending in service.spent[before:])
-        self._ledger.mark_ended(order.incident_id, RunEnd(state="completed", seconds=seconds))
+        use = sum((spending.use for spending in service.spent[before:]), ResourceUse())
+        run, names = order.incident_id, {"use_case": order.use_case, "model": order.model}
+        entry = Entry(
+            run_id=run, root_id=run, flow=order.action, owner="replay", hardware_class="", **names,
+            state="completed", started=self._now, ended=self._now, use=priced(use),
+        )  # fmt: skip
+        self._costs.write([(entry, None)])
+        self._ledger.mark_ended(run, RunEnd(state="completed", seconds=use.seconds))
         return started

@@ -11,9 +11,10 @@ from tasks.contracts.drift import DriftReport
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.contracts.training import TrainedModel
+from tasks.kernel.values import Described
 
 
-class StageRoute(Contract):
+class StageRoute(Described):
     """Where a stage ran, and by which rule it was sent there."""
 
     wanted: str = Field(description="Hardware class that the configuration asks for.")
@@ -21,13 +22,11 @@ class StageRoute(Contract):
     pool: str | None = Field(default=None, description="Work pool of the deployment.")
     rule: Literal["in process", "wanted class", "fall back", "burst", "taken up again"]
     reason: str = Field(description="Why there, in a sentence.")
-    refused: tuple[str, ...] = Field(
-        default=(), description="Places that were asked before and why each was not taken."
-    )
+    refused: tuple[str, ...] = ()
+    """Places that were asked before and why each was not taken."""
     flow_run: str | None = Field(default=None, description="Id of the run on the work pool.")
-    price_per_hour: float | None = Field(
-        default=None, description="Of the pool of `burst`; times the stage's hours it is the bill."
-    )
+    price_per_hour: float | None = None
+    """Of the pool of `burst`; times the stage's hours it is the bill."""
 
 
 class StageTime(Contract):

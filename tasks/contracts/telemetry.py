@@ -5,36 +5,33 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import Contract, retired
+from tasks.kernel.values import Described
 
 
-class PhaseTime(Contract):
+class PhaseTime(Described):
     """What one rank spent in one phase."""
 
     seconds: NonNegativeFloat
-    cpu_s: NonNegativeFloat = Field(
-        description="CPU seconds of the thread that runs the loop: fewer where it waited."
-    )
-    steady_s: NonNegativeFloat = Field(
-        description="Without the first steps, which build what later ones reuse."
-    )
+    cpu_s: NonNegativeFloat
+    """CPU seconds of the thread that runs the loop: fewer where it waited."""
+    steady_s: NonNegativeFloat
+    """Without the first steps, which build what later ones reuse."""
     steady_cpu_s: NonNegativeFloat
 
     _retired = retired("p50_s", "p95_s")
 
 
-class RankTelemetry(Contract):
+class RankTelemetry(Described):
     """What one rank of a training run did and took."""
 
     rank: NonNegativeInt
     host: str
     num_steps: NonNegativeInt
     num_rows: NonNegativeInt
-    rows_per_s: NonNegativeFloat | None = Field(
-        description="While training: without validation, checkpoints and the first steps."
-    )
-    phases: dict[str, PhaseTime] = Field(
-        description="`data`, `compute`, `exchange`, `validate`, `checkpoint` and `other`."
-    )
+    rows_per_s: NonNegativeFloat | None
+    """While training: without validation, checkpoints and the first steps."""
+    phases: dict[str, PhaseTime]
+    """`data`, `compute`, `exchange`, `validate`, `checkpoint` and `other`."""
     step_p50_s: NonNegativeFloat | None = None
     step_p95_s: NonNegativeFloat | None = None
     wire_bytes: NonNegativeInt = Field(description="Given to the network for other ranks.")
@@ -116,16 +113,15 @@ class ResourceUse(Contract):
 Setting = bool | int | float | str
 
 
-class Finding(Contract):
+class Finding(Described):
     """One thing that holds a training run back, with its evidence."""
 
     kind: Literal["input", "communication", "compute", "memory", "imbalance"]
     share: float = Field(ge=0, le=1, description="Of the ranks' time in training steps.")
     evidence: str = Field(description="A sentence with the numbers.")
     advice: str = Field(description="A sentence: what to change, or that nothing can be.")
-    suggestions: dict[str, Setting] = Field(
-        default={}, description="Dotted field of the training configuration to a better value."
-    )
+    suggestions: dict[str, Setting] = Field(default={})
+    """Dotted field of the training configuration to a better value."""
 
 
 class Diagnosis(Contract):

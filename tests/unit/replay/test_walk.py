@@ -1,6 +1,7 @@
 """A year in which the relation to the label changes on a day, walked under several policies."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from flows.replay.config import ReplayConfig
 from flows.replay.flow import compare_policies
 from flows.replay.history import History, ReplayModel, parts
 from flows.replay.models import Candidate, retrain
+from flows.replay.tuning import with_field
 from flows.replay.walk import Service, Walk, walk
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.replay import FalseAlarms, PolicyName, ReplayResult
@@ -59,6 +61,17 @@ def test_the_controller_retrains_after_the_change_until_a_model_passes(
     assert len(trainings) - len(late) <= 1, "twenty-five rows a day leave room for chance"
     assert late[-1].promoted, "a model that learnt the new relation is promoted in the end"
     assert all(b.at - a.at >= timedelta(days=14) for a, b in pairwise(trainings))
+
+
+def test_a_budget_of_money_holds_on_the_virtual_clock(history: History, first: Candidate) -> None:
+    config = with_field(history.config, "retraining.max_cost_per_month", 1e-9)
+    days = history.days(WINDOW.start, WINDOW.end)
+    acts = walk(replace(history, config=config), "controller", days, first).acts
+    trainings = [act for act in acts if act.action == "retrain"]
+    waits = [act.reason for act in acts if act.action == "wait"]
+    assert trainings, "the first one costs nothing before it has run"
+    assert any("in the last 30 days, allowed 1e-09" in reason for reason in waits)
+    assert all(b.at - a.at >= timedelta(days=30) for a, b in pairwise(trainings))
 
 
 def test_never_serves_the_first_model_and_takes_nothing(walks: Mapping[PolicyName, Walk]) -> None:
