@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
@@ -51,6 +52,15 @@ def pytest_unconfigure() -> None:
 def anyio_backend() -> str:
     """Tests that are coroutines run on asyncio."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _priority_is_restored() -> Iterator[None]:
+    """A backup in this process gives way to all others; the next test is not to."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    with suppress(PermissionError):  # who is not root stays as low as it went
+        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @pytest.fixture(autouse=True)
