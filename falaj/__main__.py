@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -230,12 +230,13 @@ def command() -> NoReturn:
     meter inside the process can see.
     """
     code = main()
-    threading._shutdown()  # type: ignore[attr-defined]  # as Python does before exit functions
+    with suppress(KeyboardInterrupt):  # it ends already
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python does before exit functions
     atexit._run_exitfuncs()
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except (OSError, ValueError):  # nobody reads, or the disk is full
         code = EXIT_FAILED
     os._exit(code)
 

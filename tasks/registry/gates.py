@@ -175,7 +175,8 @@ def baseline_model(evidence: Evidence, config: PromotionConfig) -> tuple[bool, s
         return False, "there is not exactly one comparison with the baseline model"
     difference, name = comparison.primary, report.baseline_model.primary_name
     instead = "" if _within(difference.value, -margin, report.overall) else _instead(evidence)
-    floor = -math.inf if instead else -margin
+    least = -math.inf if isinstance(report.overall, RegressionMetrics) else -1
+    floor = least if instead else -margin
     return _within(difference.value, floor, report.overall), (
         f"{name} minus that of {report.baseline_model_name} "
         f"({report.baseline_model.primary.value:.4f}) is {difference:+.4f}, "
@@ -275,7 +276,7 @@ def baseline(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
         return False, f"the skill over the baseline {name} is not known"
     low = overall.skill.low
     instead = "" if low > floor else _instead(evidence)
-    return low <= 1 and (low > floor or bool(instead)), (
+    return math.isfinite(low) and low <= 1 and (low > floor or bool(instead)), (
         f"skill over the baseline {name} is {overall.skill:.4f}; its lower bound has to lie "
         f"above {floor:.4f}{instead}"
     )
@@ -291,7 +292,7 @@ def _instead(evidence: Evidence) -> str:
     if current is None:
         return ""
     comparison = _only(evidence.evaluation.comparisons, f"champion:{current.version}")
-    if comparison is None or not comparison.error.high < 0:
+    if comparison is None or not -math.inf < comparison.error.low <= comparison.error.high < 0:
         return ""
     return (
         f"; not asked for, since version {current.version}, which serves now, surely errs more on "

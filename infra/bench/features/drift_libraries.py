@@ -79,7 +79,7 @@ def river(rows: pd.DataFrame, facts: Facts) -> Found:
     def strictest(make: Callable[[int], Any], name: str) -> list[float]:
         values = rows.set_index("day")[name]
         if name in facts["categorical"]:
-            values = (values == values[: facts["reference"] - 1].mode()[0]).astype(float)
+            values = (values == values.loc[: facts["reference"] - 1].mode()[0]).astype(float)
         means = values.dropna().groupby(level=0).mean()
         known = means[: facts["reference"]]
         number = dict.fromkeys(facts["days"], -1.0)

@@ -150,7 +150,7 @@ def _answer_trouble(
 def _did_not_help(incidents: Incidents, incident: Incident, result: StoredResult) -> str | None:
     """What has ended and left the trouble; a retraining alone is given time for newer rows.
 
-    One for more days is repeated once all rows that would judge it are new.
+    One for more days is repeated once a whole window of the check is new.
     """
     if incident.recalibrated:
         return KINDS[Action.RECALIBRATE]

@@ -36,10 +36,8 @@ def find_sudden(histograms: Mapping[str, Histogram]) -> dict[str, float] | None:
     found = {}
     for name, histogram in histograms.items():
         least = MIN_DAY_SHARE * np.median(histogram.reference.sum(axis=1))
-        before, now = (
-            counts[counts.sum(axis=1) >= least]
-            for counts in (histogram.reference, histogram.current)
-        )
+        latest = histogram.current[-NUM_DAYS - 1 :]  # the last one may be a part of a day
+        before, now = (part[part.sum(axis=1) >= least] for part in (histogram.reference, latest))
         if len(before) < MIN_REFERENCE_DAYS or len(now) < NUM_DAYS:
             return None
         usual, stretches = shares(before.sum(axis=0)), [_stretches(before), now[-NUM_DAYS:].sum(0)]
@@ -61,7 +59,7 @@ def describe(sudden: Mapping[str, float] | None) -> str:
     if sudden is None:
         return (
             f"The newest days were not compared by themselves: this takes {MIN_REFERENCE_DAYS} "
-            f"whole days of the reference and {NUM_DAYS} of the window."
+            f"whole days of the reference and the newest {NUM_DAYS} of the window."
         )
     told = f"than any {NUM_DAYS} days in a row of it, by more than {MIN_EXCESS} of the rows"
     if not sudden:

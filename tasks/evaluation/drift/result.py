@@ -38,16 +38,20 @@ class PerformanceChange:
         A harder month lowers the AUC of a model that is still right: its scores lie closer
         together, and it errs just as much as they say. A stale one errs more than its scores say,
         by far or with a lower AUC. In a harder month the baseline errs more too, on the very same
-        rows, and the skill of a regression holds; where R2 holds and the skill fell, the baseline
-        became better and not the model worse. Without a baseline R2 decides.
+        rows, and the skill of a regression holds; where the skill alone fell, the baseline may
+        have become better and not the model worse. Without a baseline R2 decides.
         """
         if self.beyond is None:
             return self.fell(config)
         if self.is_number:
-            lost = self.beyond.high < 0 and -self.beyond.value >= config.min_skill_drop
-            return lost and self.fell(config)
+            return self.lost_skill(config) and self.fell(config)
         grossly = self.beyond.value >= MIN_EXCESS_RISE
         return self.beyond.low > 0 and (grossly or self.fell(config))
+
+    def lost_skill(self, config: DriftConfig) -> bool:
+        """A regression fell back to its baseline, beyond the interval."""
+        skill, least = self.beyond if self.is_number else None, config.min_skill_drop
+        return skill is not None and skill.high < 0 and -skill.value >= least
 
     def describe(self, config: DriftConfig) -> str:
         """What it means, with the limits."""
@@ -65,6 +69,8 @@ class PerformanceChange:
             meaning = f"the model has gone stale: it {stale}"
         elif self.fell(config):
             meaning = f"the window is harder to {harder}: no reason to retrain"
+        elif self.lost_skill(config):
+            meaning = "R² holds, and the baseline came nearer: no reason to retrain yet"
         return f"{second}. So {meaning} (least changes that count: {limits})."
 
     def fields(self) -> dict[str, Metric | None]:
@@ -137,7 +143,8 @@ def decide(
     if performance is None:
         stale, fell = prediction.drifted, False
     else:
-        stale, fell = performance.went_stale(config), performance.fell(config)
+        stale = performance.went_stale(config)
+        fell = performance.fell(config) or performance.lost_skill(config)
     if stale:
         return DriftResult.RETRAIN
     crept = slow is not None and slow.began is not None

@@ -122,7 +122,9 @@ def test_no_plain_prediction_keeps_a_champion_that_surely_errs_more(
     assert closed(replace(numbers, evaluation=better), CONFIG) == {}
 
     alone = replace(numbers, evaluation=better, champion=None)
-    nonsense = (edited(better, path, NAN), edited(better, path, float("inf")))
+    infinite = edited(better, "comparisons.1.rmse_difference.low", -float("inf"))
+    bad = (NAN, float("inf"), -float("inf"))
+    nonsense = (infinite, *(edited(better, path, number) for number in bad))
     low = edited(better, "overall.r2.value", 0.79)
     assert gate in closed(alone, CONFIG)
     assert all(gate in closed(replace(numbers, evaluation=each), CONFIG) for each in nonsense)

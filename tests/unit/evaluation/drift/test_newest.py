@@ -97,6 +97,13 @@ def test_a_part_of_a_day_is_left_out() -> None:
     assert find_sudden({"temp": Histogram(before, now, True, np.arange(23))}) == {}
 
 
+def test_thin_days_at_the_end_are_not_skipped_for_older_ones() -> None:
+    before, now = usual(0, 90), moved(usual(1, 28), 0.4)
+    histogram = numbers(before, now)
+    histogram.current[-2:] //= 4
+    assert find_sudden({"temp": histogram}) is None
+
+
 @pytest.mark.parametrize(("num_reference", "num_current"), [(27, 28), (60, NUM_DAYS - 1)])
 def test_with_too_few_days_it_is_off_and_says_so(num_reference: int, num_current: int) -> None:
     now = moved(usual(1, num_current), 0.4)

@@ -94,6 +94,14 @@ def test_a_model_is_stale_where_it_loses_against_the_baseline(
     assert (seen.fell(CONFIG), seen.went_stale(CONFIG)) == (fell, stale)
 
 
+@pytest.mark.parametrize(("skill", "result"), [(-0.2, "watch"), (-0.03, "stable")])
+def test_a_skill_that_fell_alone_is_watched(skill: float, result: str) -> None:
+    seen = PerformanceChange(metric(0.0), metric(skill), is_number=True)
+    calm = feature("prediction", drifted=False)
+    assert decide([], calm, seen, [], CONFIG).value == result
+    assert ("the baseline came nearer" in seen.describe(CONFIG)) == (result == "watch")
+
+
 def test_the_change_is_current_minus_reference() -> None:
     before, now = (
         ScoredWindow.model_construct(
