@@ -42,5 +42,6 @@ class Repeated:
                 await self._work()
             except Exception as exc:
                 self.num_failed += 1
-                unexpected = None if isinstance(exc, FalajError) else exc
-                logger.warning("%s failed: %s", self._name, exc, exc_info=unexpected)
+                known = isinstance(exc, FalajError)
+                level = logging.WARNING if known else logging.ERROR
+                logger.log(level, "%s failed: %s", self._name, exc, exc_info=not known)

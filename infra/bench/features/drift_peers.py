@@ -268,13 +268,13 @@ def figures(bench: Bench) -> Measured:
 
 
 def compared(name: str, check: Detector, others: Sequence[Detector]) -> Measured:
-    """False alarms, and the delay to that of the best other detector that has no more of them.
+    """False alarms, and the delay to that of the best other detector that keeps to the same bound.
 
     The best is known by the very streams that judge, which favours it. A check with too many false
     alarms is not compared: its delay is no figure, and misses the bound.
     """
     most, fair = 100 * MAX_JUDGED_RATE, [o for o in others if o.rate <= MAX_JUDGED_RATE]
-    of = f"limits as shipped; {len(fair)} of {len(others)} other detectors have no more"
+    of = f"limits as shipped; {len(fair)} of {len(others)} other detectors keep to it"
     found: Measured = [at_most(f"{name}: false alarms in 100 days", 100 * check.rate, most, of)]
     if fair:
         best = min(fair, key=lambda each: each.mean)

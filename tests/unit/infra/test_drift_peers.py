@@ -35,7 +35,7 @@ def test_an_alarm_that_there_is_without_the_change_too_notices_nothing() -> None
     assert first_new([True, True], [True, True, True]) is None
 
 
-def test_only_a_detector_with_as_few_false_alarms_is_compared_with() -> None:
+def test_only_a_detector_that_keeps_to_the_bound_of_false_alarms_is_compared_with() -> None:
     ours, slow, rash = (
         Detector(name, rate, [days] * len(KINDS))
         for name, rate, days in (("ours", 0.0, 4), ("slow", 0.01, 8), ("rash", 0.05, 1))
