@@ -44,12 +44,14 @@ class Measurement:
 
     Attributes:
         reads_loop: whether it reads the state folder of a finished loop.
+        limit_s: one that hangs must not keep the others from being measured.
     """
 
     part: str
     name: str
     what: str
     reads_loop: bool = False
+    limit_s: int = 3600
 
     @property
     def title(self) -> str:
@@ -129,7 +131,8 @@ MEASUREMENTS = (
     Measurement("operation", "state", "the loop on S3 and PostgreSQL, and in a folder"),
     Measurement("operation", "backup", "the loop beside backups, and alone"),
     Measurement("operation", "costs", "the ledger of costs, and a control group"),
-    Measurement("operation", "replay", "a year replayed: policies, faults, time", True),
+    Measurement("operation", "replay", "a year replayed: policies, faults, time", True, 10800),
+    Measurement("operation", "replay_traffic", "the same of the traffic's years", False, 10800),
     Measurement("operation", "retraining", "from a drift result to its retraining"),
     Measurement("gpu", "precision", "networks in fp32, bf16 and fp16, and bare products"),
     Measurement("gpu", "strategies", "one rank on NCCL: Horovod, DDP, FSDP, and alone"),

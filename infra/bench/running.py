@@ -23,7 +23,7 @@ from infra.bench.parts import OUTCOME_FILE, Measurement, Outcome
 from infra.bench.processes import run_python
 from infra.bench.results import Result, checked_out, this_host
 from tasks.kernel.files import read_yaml
-from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 
 SMALL: dict[str, Any] = read_yaml(Path(__file__).with_name("small.yaml"), "small.yaml")
 """What differs from `use_case.yaml`."""
@@ -43,8 +43,6 @@ def small_repository(folder: Path) -> Path:
     return repo
 
 
-LIMIT_S = 3600
-"""Of one measurement: one that hangs must not keep the others from being measured."""
 LONGEST_REASON = 600
 
 
@@ -144,7 +142,7 @@ class Runner:
             program = ["-m", "infra.bench.parts", measurement.title, scratch, size]
             failure = ""
             try:
-                run_python(program, log, own_environment() | environment, LIMIT_S)
+                run_python(program, log, own_environment() | environment, measurement.limit_s)
             except RuntimeError as exc:
                 failure = str(exc)
                 for line in log.read_text(errors="replace").strip().splitlines()[-40:]:
@@ -170,6 +168,14 @@ class Runner:
         if len(reason) > LONGEST_REASON:  # what a program said last says most
             reason = f"{reason[: LONGEST_REASON // 3]} ... {reason[-LONGEST_REASON // 2 :]}"
         return reason
+
+
+def traffic_loop(folder: Path) -> Settings:
+    """Run the traffic's loop in a folder; where it is."""
+    repo = PROJECT_ROOT / "feature_repo" / "traffic"
+    own = {"FALAJ_HOME": str(folder / "traffic"), "FALAJ_FEATURE_REPO": str(repo)}
+    run_python(["-m", "falaj", "run"], folder / "loop.txt", own_environment() | own)
+    return Settings.from_environment(own)
 
 
 def own_environment() -> dict[str, str]:

@@ -27,13 +27,12 @@ from flows.drift_check import columns_with_unit
 from infra.bench.features import drift_libraries
 from infra.bench.figures import LeftOut, Measured, at_most
 from infra.bench.parts import Bench, newest_record
-from infra.bench.processes import run_python
-from infra.bench.running import own_environment
+from infra.bench.running import traffic_loop
 from tasks.contracts.base import TimeWindow
 from tasks.evaluation.drift.compare import Windows, compare_features
 from tasks.evaluation.drift.window import WindowColumns
 from tasks.evaluation.scoring import Program
-from tasks.kernel.settings import PROJECT_ROOT, Settings, tool_python
+from tasks.kernel.settings import Settings, tool_python
 
 LIBRARIES = ("evidently", "nannyml", "river")
 REFERENCE, LEAD, JUDGED, WATCHED = 60, 28, 50, 28
@@ -52,7 +51,6 @@ SHIFTS = {"shift of 1 sd": 1.0, "shift of 2 sd": 2.0, "shift of 4 sd": 4.0, GRAD
 """Standard deviations."""
 KINDS = (*SHIFTS, "freeze")
 EPOCH, DAY = datetime(2001, 1, 1, tzinfo=UTC), timedelta(days=1)
-TRAFFIC = PROJECT_ROOT / "feature_repo" / "traffic"
 QUIET = {"OMP_NUM_THREADS": "1", "NML_DISABLE_USAGE_LOGGING": "1"}
 """One thread, and nothing that reports the use of NannyML to its authors."""
 
@@ -248,9 +246,7 @@ def figures(bench: Bench) -> Measured:
     found: Measured = []
     every = [bench.settings]
     if not bench.small:
-        own = {"FALAJ_HOME": str(bench.folder / "home"), "FALAJ_FEATURE_REPO": str(TRAFFIC)}
-        run_python(["-m", "falaj", "run"], bench.folder / "loop.txt", own_environment() | own)
-        every.append(Settings.from_environment(own))
+        every.append(traffic_loop(bench.folder))
     for number, settings in enumerate(every):
         folder = bench.folder / f"streams-{number}"
         folder.mkdir()

@@ -1,7 +1,6 @@
 """A replay from a finished loop, once more, and what it says of the controller.
 
-The use case is that of `FALAJ_FEATURE_REPO`. All policies are walked from nothing: the state folder
-is copied first.
+All policies are walked from nothing: the state folder is copied first.
 """
 
 import math
@@ -12,13 +11,14 @@ import pandas as pd
 import yaml
 from sklearn.metrics import r2_score, roc_auc_score
 
+from flows.config import read_pipeline_config
 from infra.bench.figures import Figure, Measured, at_least, at_most, reported
 from infra.bench.loop import GIB, run_measured
 from infra.bench.parts import Bench
 from infra.bench.running import own_environment, small_repository
 from tasks.contracts.data import R2_NAME
 from tasks.contracts.replay import PolicyName, ReplayResult
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore, Settings
 
 FAULTS = {
     "flights": "celsius@07-10,freeze@08-01:36h,timezone@10-05,labels-flipped@09-01:0.02,"
@@ -36,12 +36,18 @@ DAY = timedelta(days=1)
 
 
 def figures(bench: Bench) -> Measured:
+    """Of the use case whose loop is read."""
+    return replayed(bench, bench.settings)
+
+
+def replayed(bench: Bench, settings: Settings) -> Measured:
     """Time and memory, the controller beside the schedules, and what became of the faults."""
-    home, log, name = bench.folder / "home", bench.folder / "log.txt", bench.config.name
+    home, log = bench.folder / "home", bench.folder / "log.txt"
     kept = shutil.ignore_patterns("replay*", "faults")  # by an earlier replay of that state
-    shutil.copytree(bench.settings.home, home, symlinks=True, ignore=kept)
+    shutil.copytree(settings.home, home, symlinks=True, ignore=kept)
     words = ["-m", "falaj", "--home", str(home), "replay"]
-    environment = own_environment()
+    environment = own_environment() | {"FALAJ_FEATURE_REPO": str(settings.feature_repo)}
+    name = read_pipeline_config(settings.feature_repo).name
     if bench.small:
         repo = small_repository(bench.folder)
         file = repo / "use_case.yaml"
