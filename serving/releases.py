@@ -61,7 +61,8 @@ class FollowedReleases:
     async def _look(self, model: str) -> None:
         """Set the tracks that were decided since the last look; at the first one, the tracks now.
 
-        It is looked again until nothing was decided meanwhile: the latest decision stays.
+        It is looked again until nothing was decided meanwhile: the latest decision stays. What
+        failed is tried again at the next look.
         """
         try:
             while True:
@@ -69,11 +70,12 @@ class FollowedReleases:
                 decided = (release.release_id, release.generation) if release else None
                 if model in self._seen and self._seen[model] == decided:
                     break
-                first, self._seen[model] = model not in self._seen, decided
+                first = model not in self._seen
                 champion = self._engine.tracks(model).get("stable") or ""
                 tracks = await asyncio.to_thread(self._tracks, model, release, champion, first)
                 if tracks is not None:
                     await self._set(model, tracks)
+                self._seen[model] = decided
             self._trouble = None
         except (FalajError, ServingError) as exc:
             if self._trouble != str(exc):  # once, not every few seconds

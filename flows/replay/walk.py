@@ -295,23 +295,14 @@ def check_drift(
     )
 
     def build(folder: StagedFolder) -> KeptCheck:
-        kept = seen_features(history, model.splits.train, window)
-        scores = keep_scores(history, model)
+        dataset, train = history.dataset, model.splits.train
+        kept, scores = seen_features(history, train, window), keep_scores(history, model)
         share = len(history.rows[history.part(window)]) / scores.num_rows
         with measured() as used:
-            report = compare_windows(
-                history.dataset,
-                model.splits.train,
-                history.dataset,
-                window,
-                history.judged(model, model.splits.validation),
-                history.judged(model, window),
-                config.drift,
-                history.store,
-                units,
-                earlier,
-                kept.seen,
-            )
+            before = history.judged(model, model.splits.validation)
+            sides = dataset, train, dataset, window, before, history.judged(model, window)
+            settings = config.drift, history.store, units, earlier, kept.seen
+            report = compare_windows(*sides, *settings)
         return KeptCheck(report=report, use=used[0] + kept.use + part_of(scores.use, share))
 
     return history.store.build_once("replayed-checks", key, KeptCheck, build)

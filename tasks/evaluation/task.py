@@ -246,18 +246,10 @@ def check_drift(
     """
     from tasks.evaluation.drift.compare import compare_windows
 
-    report = compare_windows(
-        reference,
-        reference_window,
-        current,
-        current_window,
-        scored_reference,
-        scored_current,
-        config,
-        Settings.from_environment().store,
-        with_unit,
-        earlier,
-    )
+    rows = reference, reference_window, current, current_window
+    scored = scored_reference, scored_current
+    store = Settings.from_environment().store
+    report = compare_windows(*rows, *scored, config, store, with_unit, earlier)
     create_table_artifact(feature_rows(report), "drift-features", f"Drift, {report.current}")
     create_markdown_artifact(result_text(report), key="drift-result")
     return report

@@ -199,7 +199,9 @@ def trade_chart(
             fill = WATER if row.note else "none"
             (dot,) = axes.plot([cost], [row.value], "o", color=WATER, ms=9, markerfacecolor=fill)
             drawing.tip(dot, row.tip)
-            drawing.note(row.name, (cost, row.value), (8, -10 if n % 2 else 9))
+            side = 1 if n % 4 < 2 else -1  # four names around points that are near each other
+            where = 8 * side, -10 if n % 2 else 9
+            drawing.note(row.name, (cost, row.value), where, ha="left" if side > 0 else "right")
         costs = [cost for cost, _ in rows]
         axes.set(
             xlim=(min(costs) / 2, max(costs) * 5),

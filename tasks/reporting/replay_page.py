@@ -110,13 +110,12 @@ def judgement(result: ReplayResult) -> tuple[str, str, str] | None:
     detail = f"{name} of {best.policy} minus that of the controller on the held-out part: "
     detail += f"{difference(gap)}. Trainings there: controller {trained[0]}, "
     detail += f"{best.policy} {trained[1]}."
-    if gap.value > 0:
-        tone = "bad" if gap.low > 0 else "care"
-        sure = "" if gap.low > 0 else ", within the interval"
-        return tone, f"The controller loses {decimal(gap.value, 4)} to {best.policy}{sure}", detail
-    tone = "good" if gap.high < 0 else "care"
-    sure = "" if gap.high < 0 else ", within the interval"
-    return tone, f"The controller gains {decimal(-gap.value, 4)} over {best.policy}{sure}", detail
+    loses = gap.value > 0
+    sure = gap.low > 0 if loses else gap.high < 0
+    tone = ("bad" if loses else "good") if sure else "care"
+    words = f"{'loses' if loses else 'gains'} {decimal(abs(gap.value), 4)} "
+    words += f"{'to' if loses else 'over'} {best.policy}{'' if sure else ', within the interval'}"
+    return tone, f"The controller {words}", detail
 
 
 def known(text: object, otherwise: str = "not known") -> str:

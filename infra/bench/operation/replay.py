@@ -35,13 +35,13 @@ WHOLE_FEED = {"celsius", "scale", "freeze", "timezone", "station-missing"}
 DAY = timedelta(days=1)
 
 
-def figures(bench: Bench) -> Measured:
-    """Of the use case whose loop is read."""
-    return replayed(bench, bench.settings)
+def figures(bench: Bench, of: Settings | None = None) -> Measured:
+    """Time and memory, the controller beside the schedules, and what became of the faults.
 
-
-def replayed(bench: Bench, settings: Settings) -> Measured:
-    """Time and memory, the controller beside the schedules, and what became of the faults."""
+    Args:
+        of: a finished loop; by default the one that measurements read.
+    """
+    settings = of or bench.settings
     home, log = bench.folder / "home", bench.folder / "log.txt"
     kept = shutil.ignore_patterns("replay*", "faults")  # by an earlier replay of that state
     shutil.copytree(settings.home, home, symlinks=True, ignore=kept)

@@ -110,9 +110,8 @@ class BenchHome:
     def location(self) -> RegistryLocation:
         """Of its registry."""
         folder = self.home / "mlflow"
-        return RegistryLocation(
-            uri=f"sqlite:///{folder / 'mlflow.db'}", artifacts=folder / "artifacts"
-        )
+        uri = f"sqlite:///{folder / 'mlflow.db'}"
+        return RegistryLocation(uri=uri, artifacts=folder / "artifacts")
 
     @property
     def store(self) -> ArtifactStore:
@@ -222,13 +221,11 @@ def serving(
     command = [sys.executable, "-m", *line, f"--http-port={ports['http']}"]
     command += ["--admin-port=0"] * (not replicas)
     command += [f"--grpc-port={ports['grpc']}"] if "grpc" in ports else ["--no-grpc"]
-    environment = environment_of(home)
-    log = home.with_suffix(".log")
 
     def is_up() -> bool:
         return len(live_addresses(home)) == (replicas or 1)
 
-    with running(command, log, is_up, environment) as process:
+    with running(command, home.with_suffix(".log"), is_up, environment_of(home)) as process:
         yield process
 
 
@@ -265,12 +262,7 @@ class Signer:
         return json.dumps({"keys": entries})
 
     def token(
-        self,
-        *roles: str,
-        key: Any = None,
-        alg: str = "ES256",
-        kid: str | None = None,
-        **claims: Any,
+        self, *roles: str, key: Any = None, alg: str = "ES256", kid: str = "", **claims: Any
     ) -> str:
         """A token; claims that are None are left out."""
         now = int(time.time())

@@ -102,7 +102,8 @@ def compare_windows(
     features, faults = seen.features, seen.faults
     prediction = _prediction(columns, scored_reference, scored_current, config, store)
     performance = performance_change(scored_reference, scored_current)
-    then, days = (score_days(s, columns, store) for s in (scored_reference, scored_current))
+    both = scored_reference, scored_current
+    then, days = (score_days(scored, columns, store) for scored in both)
     slow = find_slow_change(then, join_days(earlier, days), config)
     result = decide(features, prediction, performance, faults, config, slow, seen.sudden or ())
     logger.info("drift of %s: %s", current_window, result)
@@ -122,14 +123,7 @@ def compare_windows(
         slow_change=slow,
         result=result,
         evidence=(
-            *explain(
-                features,
-                prediction,
-                performance,
-                faults,
-                (scored_reference, scored_current),
-                config,
-            ),
+            *explain(features, prediction, performance, faults, both, config),
             *([describe(slow)] if slow else []),
             describe_newest(seen.sudden),
             *(f"Look at {remark}." for remark in seen.remarks),

@@ -26,11 +26,14 @@ class FakeEngine:
     def __init__(self, stable: str) -> None:
         self.at: dict[str, str | None] = {"stable": stable, "candidate": None, "shadow": None}
         self.changed = asyncio.Event()
+        self.failures: list[Exception] = []
 
     def tracks(self, model: str) -> Mapping[str, str | None]:
         return self.at
 
     async def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
+        if self.failures:
+            raise self.failures.pop()
         if "9" in tracks.values():
             raise NotReadyError("version 9 is not as recorded")
         self.at |= tracks
@@ -61,11 +64,9 @@ async def test_a_later_process_has_the_tracks_of_the_others_though_the_alias_has
 
 @pytest.mark.anyio
 async def test_alone_it_serves_what_the_alias_names(tmp_path: Path) -> None:
-    (tmp_path / "serving").mkdir()
-    (tmp_path / "serving" / "server-1.json").write_text(
-        json.dumps({"pid": 1, "admin": "http://127.0.0.1:9"})
-    )
-    (tmp_path / "serving" / "secrets").mkdir()
+    (tmp_path / "serving" / "secrets").mkdir(parents=True)
+    another = {"pid": 1, "admin": "http://127.0.0.1:9"}
+    (tmp_path / "serving" / "server-1.json").write_text(json.dumps(another))
     (tmp_path / "serving" / "secrets" / "admin-token").write_text("of one that was killed")
     engine = FakeEngine("2")
     releases = followed(tmp_path, engine)
@@ -79,12 +80,12 @@ async def test_what_is_decided_on_another_machine_is_followed(tmp_path: Path) ->
     engine, book = FakeEngine("1"), ledger(tmp_path)
     releases = followed(tmp_path, engine)
     await releases.start()
+    engine.failures.append(RuntimeError("unforeseen"))  # the next look sets them
     release = book.open(MODEL, "1", "2", ReleaseConfig(), "a test", can_split=True)
     await asyncio.wait_for(engine.changed.wait(), 60)
     assert engine.at == {"stable": "1", "candidate": "2", "shadow": "2"}
     engine.changed.clear()
-    back = Decision(action=Action.ROLL_BACK, rule="by_hand", reason="a test")
-    book.decide(release, back, "a test")
+    book.decide(release, Decision(action=Action.ROLL_BACK, rule="", reason=""), "a test")
     await asyncio.wait_for(engine.changed.wait(), 60)
     assert engine.at == {"stable": "1", "candidate": None, "shadow": None}
     await releases.stop()
