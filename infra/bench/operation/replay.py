@@ -33,6 +33,8 @@ SMALL_WORDS = ["--start", "2013-01-23", "--held-out-from", "2013-01-27"]
 WHOLE_FEED = {"celsius", "scale", "freeze", "timezone", "station-missing"}
 """Kinds of faults that move a column by several standard deviations, or break a whole feed."""
 DAY = timedelta(days=1)
+MADE = ("replay*", "faults", "models", "baseline-models", "evaluations", "recalibrated")
+"""What an earlier replay of that state has left; with it a training would be charged nothing."""
 
 
 def figures(bench: Bench, of: Settings | None = None) -> Measured:
@@ -43,8 +45,7 @@ def figures(bench: Bench, of: Settings | None = None) -> Measured:
     """
     settings = of or bench.settings
     home, log = bench.folder / "home", bench.folder / "log.txt"
-    kept = shutil.ignore_patterns("replay*", "faults")  # by an earlier replay of that state
-    shutil.copytree(settings.home, home, symlinks=True, ignore=kept)
+    shutil.copytree(settings.home, home, symlinks=True, ignore=shutil.ignore_patterns(*MADE))
     words = ["-m", "falaj", "--home", str(home), "replay"]
     environment = own_environment() | {"FALAJ_FEATURE_REPO": str(settings.feature_repo)}
     name = read_pipeline_config(settings.feature_repo).name
