@@ -55,14 +55,14 @@ def figures(bench: Bench, of: Settings | None = None) -> Measured:
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | SMALL))
         environment["FALAJ_FEATURE_REPO"] = str(repo)
         words += SMALL_WORDS
-    elif name in FAULTS:
-        words += ["--inject", FAULTS[name]]
     first, again = (run_measured(words, log, environment) for _ in range(2))
     if not bench.small:  # all else is kept, so the times above are those of the policies
-        run_measured([*words, "--permuted", str(PERMUTED.get(name, 1))], log, environment)
+        words += ["--permuted", str(PERMUTED.get(name, 1))]
+        words += ["--inject", FAULTS[name]] if name in FAULTS else []
+        run_measured(words, log, environment)
     file = home / "reports" / "replay" / name / "replay.json"
     result = ReplayResult.model_validate_json(file.read_text())
-    made = f"{len(result.models)} models, {len(result.faults)} faults, {result.history}"
+    made = f"{len(result.policies)} policies, {len(result.models)} models, {result.history}"
     return [
         at_most(f"{name}: replay, minutes", first.wall_s / 60, 45, made),
         at_most(f"{name}: replay again, seconds", again.wall_s, 60, "all of it kept"),
