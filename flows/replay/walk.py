@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import Field
+from threadpoolctl import threadpool_limits
 
 from flows.replay.history import History, ReplayModel, code_of, keep_scores, measured, priced
 from flows.replay.models import Candidate, recalibrate, retrain
@@ -264,7 +265,7 @@ def seen_features(history: History, reference: TimeWindow, current: TimeWindow) 
     key = content_key(code_of(compare), sha, reference, current, config, history.with_unit)
 
     def build(folder: StagedFolder) -> KeptFeatures:
-        with measured() as used:
+        with measured() as used, threadpool_limits(1):
             windows = open_windows(dataset, reference, dataset, current, config, store)
             seen = compare_features(history.columns, windows, config, history.with_unit)
         return KeptFeatures(seen=seen, use=used[0])
@@ -298,7 +299,7 @@ def check_drift(
         dataset, train = history.dataset, model.splits.train
         kept, scores = seen_features(history, train, window), keep_scores(history, model)
         share = len(history.rows[history.part(window)]) / scores.num_rows
-        with measured() as used:
+        with measured() as used, threadpool_limits(1):
             before = history.judged(model, model.splits.validation)
             sides = dataset, train, dataset, window, before, history.judged(model, window)
             settings = config.drift, history.store, units, earlier, kept.seen

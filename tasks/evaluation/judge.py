@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from tasks.contracts import evaluation
 from tasks.contracts.base import Artifact, TimeWindow
@@ -361,7 +362,8 @@ def judge_scored(
     columns = dataset.snapshot.columns
     labelled = rows[rows[columns.label].notna()]
     unjudged = metrics.why_not_judged(labelled, columns, config)
-    measured = None if unjudged else metrics.measure_rows(labelled, columns, SCORE)
+    with threadpool_limits(1):  # more wait for each other
+        measured = None if unjudged else metrics.measure_rows(labelled, columns, SCORE)
     is_ranked = measured is not None and not measured.is_number
     return evaluation.ScoredWindow(
         program_sha256=program_sha256,

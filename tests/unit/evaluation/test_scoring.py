@@ -46,6 +46,16 @@ def test_a_model_of_another_encoder_is_not_asked(store: ArtifactStore) -> None:
         score_rows(program, builders.dataset(store), builders.month(3), (), store)
 
 
+def test_a_small_network_is_computed_by_one_thread(store: ArtifactStore) -> None:
+    network, threads = LateRate(), list[int]()
+    network.register_forward_hook(lambda *_: threads.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    program = replace(opened(store, LateRate()), module=network)
+    score_rows(program, builders.dataset(store), builders.month(3), (), store)
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == 2
+
+
 class TwoColumns(LateRate):
     """Gives a score for each class, where one is expected."""
 
