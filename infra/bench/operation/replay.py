@@ -60,7 +60,8 @@ def figures(bench: Bench, of: Settings | None = None) -> Measured:
         words += ["--permuted", str(PERMUTED.get(name, 1))]
         words += ["--inject", FAULTS[name]] if name in FAULTS else []
         run_measured(words, log, environment)
-    file = home / "reports" / "replay" / name / "replay.json"
+    own = Settings.from_environment(environment | {"FALAJ_HOME": str(home)})
+    file = own.reports / "replay" / name / "replay.json"
     result = ReplayResult.model_validate_json(file.read_text())
     made = f"{len(result.policies)} policies, {len(result.models)} models, {result.history}"
     return [
@@ -69,7 +70,7 @@ def figures(bench: Bench, of: Settings | None = None) -> Measured:
         at_most(f"{name}: peak memory GiB", first.peak_bytes / GIB, 4, "whole process tree"),
         *_policies(result),
         *_faults(result),
-        _recomputed(result, ArtifactStore(home / "artifacts")),
+        _recomputed(result, own.store),
     ]
 
 
