@@ -37,7 +37,7 @@ class FollowedReleases:
         self._engine, self._settings = engine, settings
         self._models = [model.name for model in config.models if model.on_move == "offer"]
         self._seen: dict[str, tuple[str, int] | None] = {}
-        self._trouble: str | None = None
+        self._trouble: dict[str, str] = {}
         self._following = Repeated("following releases", config.poll_s, self._look_at_all)
 
     async def start(self) -> None:
@@ -55,8 +55,11 @@ class FollowedReleases:
         await self._following.stop()
 
     async def _look_at_all(self) -> None:
-        for model in self._models:
-            await self._look(model)
+        looks = await asyncio.gather(*map(self._look, self._models), return_exceptions=True)
+        for failed in filter(
+            None, looks
+        ):  # one model's failure keeps no other from being looked at
+            raise failed
 
     async def _look(self, model: str) -> None:
         """Set the tracks that were decided since the last look; at the first one, the tracks now.
@@ -76,11 +79,11 @@ class FollowedReleases:
                 if tracks is not None:
                     await self._set(model, tracks)
                 self._seen[model] = decided
-            self._trouble = None
+            self._trouble.pop(model, None)
         except (FalajError, ServingError) as exc:
-            if self._trouble != str(exc):  # once, not every few seconds
+            if self._trouble.get(model) != str(exc):  # once, not every few seconds
                 logger.error("the tracks of a release of %s are not set: %s", model, exc)
-            self._trouble = str(exc)
+            self._trouble[model] = str(exc)
 
     def _last(self, model: str) -> Release | None:
         return ReleaseLedger(self._settings.metadata_url).last_release(model)

@@ -32,6 +32,8 @@ class FakeEngine:
         return self.at
 
     async def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
+        if model == "another":
+            raise RuntimeError("fails at each look")
         if self.failures:
             raise self.failures.pop()
         if "9" in tracks.values():
@@ -42,7 +44,8 @@ class FakeEngine:
 
 def followed(home: Path, engine: Any) -> FollowedReleases:
     settings = Settings(home=home, feature_repo=home)
-    values = {"models": [{"name": MODEL, "on_move": "offer"}], "poll_s": 0.02}
+    models = [{"name": name, "on_move": "offer"} for name in ("another", MODEL)]
+    values = {"models": models, "poll_s": 0.02}
     return FollowedReleases(engine, settings, checked_config(values, "the test"))
 
 
@@ -80,6 +83,7 @@ async def test_what_is_decided_on_another_machine_is_followed(tmp_path: Path) ->
     engine, book = FakeEngine("1"), ledger(tmp_path)
     releases = followed(tmp_path, engine)
     await releases.start()
+    book.open("another", "1", "2", ReleaseConfig(), "a test", can_split=True)
     engine.failures.append(RuntimeError("unforeseen"))  # the next look sets them
     release = book.open(MODEL, "1", "2", ReleaseConfig(), "a test", can_split=True)
     await asyncio.wait_for(engine.changed.wait(), 60)
