@@ -56,9 +56,7 @@ class FollowedReleases:
 
     async def _look_at_all(self) -> None:
         looks = await asyncio.gather(*map(self._look, self._models), return_exceptions=True)
-        for failed in filter(
-            None, looks
-        ):  # one model's failure keeps no other from being looked at
+        for failed in filter(None, looks):  # that of one model keeps no other from being looked at
             raise failed
 
     async def _look(self, model: str) -> None:

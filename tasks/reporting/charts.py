@@ -199,9 +199,8 @@ def trade_chart(
             fill = WATER if row.note else "none"
             (dot,) = axes.plot([cost], [row.value], "o", color=WATER, ms=9, markerfacecolor=fill)
             drawing.tip(dot, row.tip)
-            side = 1 if n % 4 < 2 else -1  # four names around points that are near each other
-            where = 8 * side, -10 if n % 2 else 9
-            drawing.note(row.name, (cost, row.value), where, ha="left" if side > 0 else "right")
+            end, away = (row.low, -9) if n % 2 else (row.high, 9)  # neighbours are on either side
+            drawing.note(row.name, (cost, end), (0, away), ha="center")
         costs = [cost for cost, _ in rows]
         axes.set(
             xlim=(min(costs) / 2, max(costs) * 5),
