@@ -166,13 +166,13 @@ def replay(
     """Replay the history under several policies; show what each would have gained and cost.
 
     Args:
-        policies: Policies beside never, monthly and controller (default: all).
+        policies: Policies beside never, monthly, controller and oracle (default: all).
         inject: Faults, such as celsius@07-10,freeze@08-01:36h.
         permuted: Histories with their days in a random order, where nothing drifts.
         tune: Propose better bounds, found before the days that judge.
         start: First day (default: when a quarter of the history is over).
         held_out_from: First day that judges (default: the middle of the history).
-        seed: Of all that is drawn.
+        seed: Of the order of permuted days.
 
     Examples:
         falaj replay

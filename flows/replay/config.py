@@ -25,7 +25,7 @@ class ReplayConfig(Described):
     permuted: int = Field(default=0, ge=0, le=100)
     """Histories with their days in a random order."""
     tune: bool = Field(default=False, description="Propose bounds of the controller.")
-    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Of all that is drawn.")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Of the order of permuted days.")
 
     @model_validator(mode="after")
     def _compares_with_the_others(self) -> Self:

@@ -17,6 +17,7 @@ from flows.candidate import with_encoded
 from flows.config import PipelineConfig, suites_of
 from flows.drift_check import columns_with_unit
 from flows.feature_refresh import bounded_suites
+from flows.replay.history import CHECKED_AT
 from flows.replay.permuted import unjudged
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
@@ -46,8 +47,8 @@ from tasks.validation.suites import Suite
 HOUR, DAY, WEEK = timedelta(hours=1), timedelta(days=1), timedelta(days=7)
 FIRST_HOURS = (1, 3, 6, 12, 23)
 """Hours after its start at which a fault is looked for on its first day; then once a day."""
-REFRESH_DELAY, DRIFT_TIME = timedelta(minutes=5), timedelta(hours=6, minutes=30)
-"""As prefect.yaml schedules the refresh and the drift check, UTC."""
+REFRESH_DELAY = timedelta(minutes=5)
+"""As prefect.yaml schedules the refresh."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,12 @@ class FaultyWorld(World):
     named: frozenset[str]
     size: float | None = None
 
-    @property
-    def start(self) -> datetime:
-        """First broken moment."""
-        return self.fault.start
-
-    @property
-    def end(self) -> datetime | None:
-        """First whole moment after it; None where the fault stays."""
-        return self.fault.end
+    def sighting(self, moment: datetime, by: str, sentence: str | None) -> Sighting:
+        """What a part of the system noticed of it at a moment."""
+        at = datetime.fromtimestamp(moment.timestamp(), UTC)
+        words = set(re.split(r"[^a-z0-9_]+|__", (sentence or "").lower()))
+        seen = {"at": at, "by": by, "sentence": sentence, "names_cause": bool(self.named & words)}
+        return Sighting.model_validate(seen)
 
 
 def undisturbed_world(config: PipelineConfig, settings: Settings) -> World:
@@ -147,13 +145,14 @@ def sightings(
 
     Args:
         faulty: the broken history.
-        config: the use case; its splits' training window is the reference of the drift check.
+        config: the use case on a clock that shows the virtual moment, with the splits of the
+            champion: its training window is the reference of the drift check.
         settings: where the state is.
         days: how long after its start a fault is looked for.
     """
     looks = _Looks(faulty, undisturbed_world(config, settings), config, settings, days)
     refused = looks.rows()
-    if refused is not None and refused.at - faulty.start <= DAY:
+    if refused is not None and refused.at - faulty.fault.start <= DAY:
         return (refused,)
     found = (refused, looks.features(), looks.monitoring(), looks.drift())
     return tuple(sorted(filter(None, found), key=lambda sighting: sighting.at))
@@ -172,19 +171,17 @@ class _Looks:
     @cached_property
     def hour(self) -> datetime:
         """The first full hour that the fault can be in."""
-        start = self.faulty.start
+        start = self.faulty.fault.start
         return start + (HOUR - timedelta(seconds=start.minute * 60 + start.second)) % HOUR
 
     @cached_property
     def monitored(self) -> MonitoringConfig:
-        """The monitoring with the longer part of its baseline that the fault leaves clean."""
-        monitored, end = self.config.monitoring, self.faulty.end or self.config.window.end
-        if (whole := monitored.baseline) is None:
-            return monitored
-        parts = ((whole.start, min(whole.end, self.hour)), (max(whole.start, end), whole.end))
-        start, after = max(parts, key=lambda part: part[1] - part[0])
-        clean = TimeWindow(start=start, end=after) if start < after else whole
-        return monitored.model_copy(update={"baseline": clean})
+        """The monitoring with the part of its baseline that was known before the fault, if any."""
+        whole = self.config.monitoring.baseline
+        if whole is None or self.hour <= whole.start:
+            return self.config.monitoring
+        known = whole.model_copy(update={"end": min(whole.end, self.hour)})
+        return self.config.monitoring.model_copy(update={"baseline": known})
 
     def rows(self) -> Sighting | None:
         """Validation of the raw rows of each refresh."""
@@ -196,7 +193,7 @@ class _Looks:
         """Validation of the feature tables of each refresh: what is new, beside the baseline."""
         tables, whole, by = self.faulty.tables, self.whole.tables, "validation of features"
         if tables is None or whole is None:
-            return self._sighting(self.hour + HOUR + REFRESH_DELAY, by, self.faulty.refused)
+            return self.faulty.sighting(self.hour + HOUR + REFRESH_DELAY, by, self.faulty.refused)
         config = self.config.model_copy(update={"monitoring": self.monitored})
         suites = bounded_suites(suites_of(config, self.settings.feature_repo).tables, config)
         both, times = (tables.tables, whole.tables), _view_times(config)
@@ -211,10 +208,7 @@ class _Looks:
         suites: Mapping[str, Suite],
     ) -> Sighting | None:
         """The first refresh of which suites refuse a table that they let pass undisturbed."""
-        store, clock = (
-            self.settings.store,
-            self.config.clock.model_copy(update={"replay_year": None}),
-        )
+        store, clock = self.settings.store, self.config.clock
         for hours in (*FIRST_HOURS, *(24 * day + 23 for day in range(1, self.days))):
             window = clock.newest_hours(moment := self.hour + hours * HOUR + REFRESH_DELAY)
             if window.end > self.config.window.end:
@@ -227,7 +221,7 @@ class _Looks:
                 known = _judged(other, usual, suites, window, store) if new else {}
                 if told := [sentence for what, sentence in new.items() if what not in known]:
                     more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-                    return self._sighting(moment, by, f"{one.name}: {told[0]}{more}")
+                    return self.faulty.sighting(moment, by, f"{one.name}: {told[0]}{more}")
         return None
 
     def monitoring(self) -> Sighting | None:
@@ -241,23 +235,24 @@ class _Looks:
         known = {alert.id for alert in find_alerts(whole, window, keys, monitored, store)}
         for alert in find_alerts(broken, window, keys, monitored, store):
             if alert.id not in known:
-                return self._sighting(alert.time + REFRESH_DELAY, "monitoring", alert.sentence)
+                moment = alert.time + REFRESH_DELAY
+                return self.faulty.sighting(moment, "monitoring", alert.sentence)
         return None
 
     def drift(self) -> Sighting | None:
         """Data faults of the daily drift check."""
-        clock = self.config.clock.model_copy(update={"replay_year": None})
+        start = self.faulty.fault.start.astimezone(UTC)
         for day in range(self.days + 1 if self.columns else 0):
-            midnight = (self.faulty.start + day * DAY).replace(hour=0, minute=0, second=0)
-            window = clock.newest_days(moment := midnight + DRIFT_TIME)
-            if window.end <= self.faulty.start or not self.config.window.contains(window):
+            moment = datetime.combine(start.date() + day * DAY, CHECKED_AT, UTC)
+            window = self.config.clock.newest_days(moment)
+            if window.end <= start or not self.config.window.contains(window):
                 continue
             new = self._faults(self.faulty, window)
             known = (
                 {fault.split(":")[0] for fault in self._faults(self.whole, window)} if new else ()
             )
             if told := [fault for fault in new if fault.split(":")[0] not in known]:
-                return self._sighting(moment, "drift check", "; ".join(told[:3]))
+                return self.faulty.sighting(moment, "drift check", "; ".join(told[:3]))
         return None
 
     def _faults(self, world: World, window: TimeWindow) -> list[str]:
@@ -287,17 +282,6 @@ class _Looks:
             for kind, names in kinds.items()
         }
         return spec.model_copy(update=changed) if any(changed.values()) else None
-
-    def _sighting(self, moment: datetime, by: str, told: str | None) -> Sighting:
-        at = datetime.fromtimestamp(moment.timestamp(), UTC)
-        words = set(re.split(r"[^a-z0-9_]+|__", (told or "").lower()))
-        seen = {
-            "at": at,
-            "by": by,
-            "sentence": told,
-            "names_cause": bool(self.faulty.named & words),
-        }
-        return Sighting.model_validate(seen)
 
 
 def _raw_times(config: PipelineConfig) -> dict[str, str]:

@@ -14,8 +14,10 @@ from flows.replay.faults import false_alarms, faulty_world, sightings
 from flows.replay.history import History, code_of, opened, parts
 from flows.replay.models import Candidate, retrain
 from flows.replay.outcome import (
+    DAY,
     answered,
     keep_scores,
+    more_acts,
     oracle,
     policy_result,
     qualities,
@@ -48,8 +50,6 @@ from tasks.validation import runner
 
 TIMEOUT_S = 86_400
 DAYS_OF_A_YEAR = 365.25
-ANSWERED_WITHIN = timedelta(days=28)
-"""After the start of a fault: so long is it in the window of the drift check."""
 POLICIES_OF_DRIFT: tuple[PolicyName, ...] = ("controller", "on-drift-alarm")
 
 
@@ -68,6 +68,8 @@ def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
     dataset = validated_rows(config)
     history = opened(config, dataset, columns_with_unit(config))
     tuned_on, held_out = parts(history, replay)
+    for fault in faults:  # one that cannot be is refused before hours of walks
+        faulty_world(fault, history.config, history.settings)
     days = history.days(tuned_on.start, held_out.end)
     first = train_first(history, days[0])
     walks: dict[PolicyName, Walk] = {
@@ -143,8 +145,7 @@ def compare_policies(
     Safe to retry: it reads what is kept.
     """
     tuned_on, held_out = parts(history, replay)
-    if "oracle" in replay.policies:
-        walks = {**walks, "oracle": oracle(history, list(walks.values()), days)}
+    walks = {**walks, "oracle": oracle(history, list(walks.values()), days)}
     tuned = qualities(history, walks, tuned_on)
     judged = qualities(history, walks, held_out)
     name = R2_NAME if history.columns.task == "regression" else AUC_NAME
@@ -191,26 +192,30 @@ def inject_fault(history: History, fault: Fault, first: Candidate, controller: W
 
 def _injected(history: History, fault: Fault, first: Candidate, controller: Walk) -> FaultResult:
     config, settings = history.config, history.settings
-    world = faulty_world(fault, config, settings)
-    seen = sightings(world, config, settings)
-    acts: list[ReplayedAct] = []
+    world, begun = (
+        faulty_world(fault, config, settings),
+        controller.candidate_at(fault.start, first),
+    )
+    known = config.model_copy(update={"splits": begun.model.splits})
+    seen = list(sightings(world, known, settings))
+    refused = any(s.by == "validation of rows" and s.at - fault.start <= DAY for s in seen)
+    # So long is it in the window of the drift check.
+    end = (fault.end or fault.start) + timedelta(days=config.clock.drift_days)
     walked = history.days(controller.reigns[0].since, config.window.end)
-    asked = walked[0] <= fault.start and not any(s.by == "validation of rows" for s in seen)
-    if world.dataset is not None and asked:
+    days = [day for day in walked if fault.start <= day < end]
+    asked = bool(world.dataset and days) and walked[0] <= fault.start and not refused
+    acts: list[ReplayedAct] = []
+    if asked and world.dataset:
         broken = replace(history, dataset=world.dataset, in_memory={})
-        days = [day for day in walked if fault.start <= day < fault.start + ANSWERED_WITHIN]
-        begun = controller.candidate_at(fault.start, first)
-        usual = Counter(act.action for act in walk(history, "controller", days, begun).acts)
-        done = walk(broken, "controller", days, begun).acts
-        more = Counter(act.action for act in done) - usual
-        acts = [act for act in done if act.action in more]
-    found: dict[str, object] = {
-        "fault": str(fault),
-        "kind": fault.kind,
-        "described": world.described,
-    }
-    found |= {"start": fault.start, "end": fault.end, "size": world.size, "sightings": seen}
-    return FaultResult.model_validate(found | answered(seen, acts, fault.start))
+        usual = walk(history, "controller", days, begun).acts
+        acts = more_acts(walk(broken, "controller", days, begun).acts, usual)
+        for act in [act for act in acts if act.action != "wait"][:1]:
+            seen = [s for s in seen if s.by != "drift check" or s.at <= act.at]
+            if all(s.by != "drift check" for s in seen):
+                seen.append(world.sighting(act.at, "drift check", act.reason))
+    facts = {"described": world.described, "size": world.size, "sightings": seen, "asked": asked}
+    what = {"fault": str(fault), "kind": fault.kind, "start": fault.start, "end": fault.end}
+    return FaultResult.model_validate(what | facts | answered(seen, acts, fault.start))
 
 
 @task(name="walk-permuted", **uncached(TIMEOUT_S))
@@ -224,7 +229,7 @@ def walk_permuted(history: History, replay: ReplayConfig, days: list[datetime]) 
     config = with_field(history.config, "retraining.retrain_at_growth", None)
     history = replace(history, config=config)
     for number in range(replay.permuted):
-        mixed = permuted(history, replay.seed + number)
+        mixed = permuted(history, (replay.seed, number))
         first = retrain(mixed, days[0], None)
         for policy in POLICIES_OF_DRIFT:
             walked = walk(mixed, policy, days, first)

@@ -43,11 +43,16 @@ KEPT_SCORES = 32
 class ReplayModel(Contract):
     """A model in a replay: what scores rows, and what is compared with them."""
 
-    number: int
+    number: int  # odd of a training, even of a recalibration
     made: datetime
     program: Artifact
     columns: DatasetSchema
     splits: DataSplits
+
+    @property
+    def is_trained(self) -> bool:
+        """False of a recalibration."""
+        return self.number % 2 == 1
 
     def version(self, history: History) -> ModelVersionRef:
         """Under the names that a registry would give it."""
@@ -152,10 +157,12 @@ class History:
 
     def scored(self, model: ReplayModel, window: TimeWindow) -> pd.DataFrame:
         """Labelled rows of a window with a model's scores."""
-        part = self.part(window)
+        return self.with_scores(self.scores(model)[self.part(window)], window)
+
+    def with_scores(self, scores: NDArray[np.float32], window: TimeWindow) -> pd.DataFrame:
+        """Labelled rows of a window with some scores of its rows."""
         names = self.columns.score_columns(SCORE)
-        scores = dict(zip(names, self.scores(model)[part].T, strict=True))
-        rows = self.rows[part].assign(**scores)
+        rows = self.rows[self.part(window)].assign(**dict(zip(names, scores.T, strict=True)))
         return rows[rows[self.columns.label].notna()]
 
     def judged(self, model: ReplayModel, window: TimeWindow) -> ScoredWindow:

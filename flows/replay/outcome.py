@@ -1,16 +1,15 @@
 """What a replay shows: quality of what each policy served, regret, cost, and a recommendation."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from flows.replay.history import History, ReplayModel, priced
 from flows.replay.models import Candidate
 from flows.replay.walk import Reigning, Spending, Walk
-from tasks.contracts.base import Artifact, Contract, TimeWindow
+from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.replay import (
     PolicyName,
@@ -51,11 +50,17 @@ def served(history: History, walk: Walk, window: TimeWindow) -> Scores:
     return found
 
 
-def with_scores(history: History, scores: Scores, window: TimeWindow) -> pd.DataFrame:
-    """Labelled rows of a window with some scores."""
-    names = history.columns.score_columns(SCORE)
-    rows = history.rows[history.part(window)].assign(**dict(zip(names, scores.T, strict=True)))
-    return rows[rows[history.columns.label].notna()]
+def quality_of(
+    history: History, walk: Walk, window: TimeWindow, *, replicates: bool = True
+) -> Drawn:
+    """AUC or R2 of what a policy served in a window, and the same on draws of its days."""
+    rows = history.with_scores(served(history, walk, window), window)
+    return primary_metric(rows, history.columns, SCORE, replicates=replicates)
+
+
+def spent_in(walk: Walk, window: TimeWindow) -> list[Spending]:
+    """What a policy took in a window."""
+    return [spending for spending in walk.spent if window.start <= spending.at < window.end]
 
 
 def oracle(history: History, walks: Sequence[Walk], days: Sequence[datetime]) -> Walk:
@@ -73,8 +78,8 @@ def oracle(history: History, walks: Sequence[Walk], days: Sequence[datetime]) ->
         start += ORACLE_DAYS
     used = {reign.model.program.sha256 for reign in reigns}
     spent = [
-        Spending(at=made[sha].model.made, use=made[sha].use, training=True)
-        for sha in sorted(used & made.keys())
+        Spending(at=c.model.made, use=c.use, training=c.model.is_trained)
+        for c in (made[sha] for sha in sorted(used & made.keys()))
     ]
     return Walk(policy="oracle", reigns=tuple(reigns), acts=(), made=(), spent=tuple(spent))
 
@@ -90,46 +95,29 @@ def _quality_in(history: History, model: ReplayModel, window: TimeWindow) -> flo
     return primary_metric(rows, history.columns, SCORE, replicates=False)[0]
 
 
-class _Part(Contract):
-    """One part of the history, and which of what was spent belongs to it."""
-
-    window: TimeWindow
-
-    def holds(self, at: datetime) -> bool:
-        return self.window.start <= at < self.window.end
-
-
 def qualities(
     history: History, walks: Mapping[PolicyName, Walk], window: TimeWindow
 ) -> dict[PolicyName, PolicyQuality]:
     """Quality of each policy in one part of the history, all on the same draws of days."""
-    drawn = {
-        name: primary_metric(
-            with_scores(history, served(history, walk, window), window), history.columns, SCORE
-        )
-        for name, walk in walks.items()
-    }
-    best = drawn.get("oracle", drawn["never"])
-    return {
-        name: _quality(walk, _Part(window=window), drawn[name], drawn, best)
-        for name, walk in walks.items()
-    }
+    drawn = {name: quality_of(history, walk, window) for name, walk in walks.items()}
+    return {name: _quality(walk, window, drawn[name], drawn) for name, walk in walks.items()}
 
 
 def _quality(
-    walk: Walk, part: _Part, own: Drawn, drawn: Mapping[PolicyName, Drawn], best: Drawn
+    walk: Walk, window: TimeWindow, own: Drawn, drawn: Mapping[PolicyName, Drawn]
 ) -> PolicyQuality:
-    spent = [spending for spending in walk.spent if part.holds(spending.at)]
-    use = sum((priced(spending.use) for spending in spent), ResourceUse())
+    spent = spent_in(walk, window)
+    use = sum((priced(spending.use) for spending in spent), priced(ResourceUse()))
     gain, hours = minus(own, drawn["never"]), use.cpu_s / 3600
     return PolicyQuality(
-        window=part.window,
+        window=window,
         quality=metric_of(*own, UNBOUNDED),
         to_never=gain,
         to_monthly=minus(own, drawn["monthly"]),
         to_controller=minus(own, drawn["controller"]),
-        regret=minus(best, own),
+        regret=minus(drawn["oracle"], own),
         num_trainings=sum(spending.training for spending in spent),
+        training_cpu_s=sum(spending.use.cpu_s for spending in spent if spending.training),
         use=use,
         gain_per_cpu_hour=None if hours == 0 else scaled(gain, 1 / hours),
     )
@@ -164,14 +152,14 @@ def policy_result(
 
 
 def _weeks(history: History, walk: Walk, start: datetime, end: datetime) -> list[WeekQuality]:
-    found = []
-    while start + WEEK <= end:
-        window = TimeWindow(start=start, end=start + WEEK)
-        rows = with_scores(history, served(history, walk, window), window)
+    found, begin = [], history.local(start)  # a week may have an hour more or less
+    while (begin + WEEK).astimezone(UTC) <= end:
+        window = TimeWindow(start=begin.astimezone(UTC), end=(begin + WEEK).astimezone(UTC))
+        rows = history.with_scores(served(history, walk, window), window)
         known = not why_not_judged(rows, history.columns, history.config.evaluation)
         value = primary_metric(rows, history.columns, SCORE, replicates=False)[0] if known else None
-        found.append(WeekQuality(start=history.local(start).date(), quality=value))
-        start += WEEK
+        found.append(WeekQuality(start=begin.date(), quality=value))
+        begin += WEEK
     return found
 
 
@@ -182,7 +170,7 @@ def replayed_models(first: Candidate, walks: Sequence[Walk]) -> tuple[ReplayedMo
         ReplayedModel(
             number=c.model.number,
             made=c.model.made,
-            kind="recalibration" if c.model.number % 2 == 0 else "training",
+            kind="training" if c.model.is_trained else "recalibration",
             splits=c.model.splits,
             program_sha256=c.model.program.sha256,
             quality=c.evaluation.overall.primary,
@@ -190,6 +178,15 @@ def replayed_models(first: Candidate, walks: Sequence[Walk]) -> tuple[ReplayedMo
         )
         for c in sorted(made.values(), key=lambda c: (c.model.made, c.model.number))
     )
+
+
+def more_acts(acts: Sequence[ReplayedAct], usual: Sequence[ReplayedAct]) -> list[ReplayedAct]:
+    """Acts of which there are more by their moment than usual: one that came earlier is one."""
+
+    def num_until(act: ReplayedAct, among: Sequence[ReplayedAct]) -> int:
+        return sum(other.action == act.action and other.at <= act.at for other in among)
+
+    return [act for act in acts if num_until(act, acts) > num_until(act, usual)]
 
 
 def answered(
@@ -209,24 +206,20 @@ def answered(
     return {"answer": answer.replace("_", " "), "verdict": verdict}
 
 
-class _Kept(Contract):
-    scores: Artifact
-
-
 def keep_scores(history: History, walks: Mapping[PolicyName, Walk], window: TimeWindow) -> Artifact:
     """File of what each policy served, from which every figure can be computed again."""
-    key = content_key("replay-scores", history.identity, window, list(walks.values()))
+    key = content_key("scores-of-policies", history.identity, window, list(walks.values()))
 
-    def build(folder: StagedFolder) -> _Kept:
+    def build(folder: StagedFolder) -> Artifact:
         rows = history.rows[history.part(window)]
         for name, walk in walks.items():
             scores = served(history, walk, window)
             columns = history.columns.score_columns(name)
             rows = rows.assign(**dict(zip(columns, scores.T, strict=True)))
         rows.to_parquet(folder.path / "scores.parquet", index=False)
-        return _Kept(scores=folder.artifact("scores.parquet"))
+        return folder.artifact("scores.parquet")
 
-    return history.store.build_once("replays", key, _Kept, build).scores
+    return history.store.build_once("replays", key, Artifact, build)
 
 
 def recommended(

@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 
 from flows.replay.history import History
 from tasks.contracts.data import FeatureSnapshot, ValidatedDataset, ValidationResult
+from tasks.features.snapshot import ROW_GROUP_ROWS
 from tasks.kernel.settings import StagedFolder, content_key
 
 DAY_US = 86_400_000_000
-ROW_GROUP_ROWS = 8192
 
 
-def permuted(history: History, seed: int) -> History:
+def permuted(history: History, seed: tuple[int, int]) -> History:
     """The same rows, each UTC day on the date of another one; all rows of a day stay together.
 
     No suite vouches for such a history: it is one that cannot be, with flights of June in winter.
@@ -51,7 +51,7 @@ def unjudged(snapshot: FeatureSnapshot) -> ValidatedDataset:
     return ValidatedDataset(snapshot=snapshot, validation=result)
 
 
-def with_days_permuted(table: pa.Table, event_time: str, seed: int) -> pa.Table:
+def with_days_permuted(table: pa.Table, event_time: str, seed: tuple[int, int]) -> pa.Table:
     """Rows in order of their new time: the time of day stays, the days are exchanged at random."""
     kind = table.schema.field(event_time).type
     times = table[event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()

@@ -6,12 +6,10 @@ from typing import Any
 
 from flows.config import PipelineConfig
 from flows.replay.history import History
-from flows.replay.outcome import ENOUGH, minus, served, with_scores
+from flows.replay.outcome import ENOUGH, minus, quality_of, spent_in
 from flows.replay.walk import Walk
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.replay import Proposal
-from tasks.evaluation.metrics import primary_metric
-from tasks.evaluation.scoring import SCORE
 
 SPACE: Mapping[str, tuple[Any, ...]] = {
     "clock.test_days": (7, 14),
@@ -41,6 +39,11 @@ def with_field(config: PipelineConfig, field: str, value: Any) -> PipelineConfig
     part, name = field.split(".")
     inner = getattr(config, part).model_copy(update={name: value})
     return config.model_copy(update={part: inner})
+
+
+def _changed(history: History, field: str, value: Any) -> History:
+    """The same with another value; how far back models are scored may depend on it."""
+    return replace(history, config=with_field(history.config, field, value), in_memory={})
 
 
 def of_task(history: History) -> dict[str, tuple[Any, ...]]:
@@ -81,20 +84,17 @@ def tune(
     tried = [base]
     for field, values in of_task(history).items():
         for value in values:
-            changed = replace(history, config=with_field(history.config, field, value))
+            changed = _changed(history, field, value)
             walk = walked(changed, tuned_on)
             quality, trainings = _quality(changed, walk, tuned_on), _trainings(walk, tuned_on)
             tried.append(Tried(field, value, quality, trainings))
     best = chosen(tried)
     if best is base:
         return Proposal(num_tried=len(tried), sentence=_nothing(len(tried)))
-    changed = replace(history, config=with_field(history.config, best.field, best.value))
+    changed = _changed(history, best.field, best.value)
     walk = walked(changed, TimeWindow(start=tuned_on.start, end=held_out.end))
-    drawn = [
-        primary_metric(with_scores(h, served(h, w, held_out), held_out), history.columns, SCORE)
-        for h, w in ((changed, walk), (history, own))
-    ]
-    gain, present = minus(*drawn), current(history.config, best.field)
+    gain = minus(quality_of(changed, walk, held_out), quality_of(history, own, held_out))
+    present = current(history.config, best.field)
     before, after = _trainings(own, held_out), _trainings(walk, held_out)
     holds = gain.value >= ENOUGH or (gain.value >= -ENOUGH and after < before)
     return Proposal(
@@ -126,9 +126,8 @@ def _nothing(num_tried: int) -> str:
 
 
 def _quality(history: History, walk: Walk, window: TimeWindow) -> float:
-    rows = with_scores(history, served(history, walk, window), window)
-    return primary_metric(rows, history.columns, SCORE, replicates=False)[0]
+    return quality_of(history, walk, window, replicates=False)[0]
 
 
 def _trainings(walk: Walk, window: TimeWindow) -> int:
-    return sum(s.training for s in walk.spent if window.start <= s.at < window.end)
+    return sum(spending.training for spending in spent_in(walk, window))

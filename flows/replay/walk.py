@@ -217,12 +217,15 @@ def walk(history: History, policy: PolicyName, days: Sequence[datetime], first: 
 def _steps(policy: PolicyName, service: Service, scratch: Path) -> Callable[[datetime], None]:
     history = service.history
 
+    def is_due(moment: datetime) -> bool:  # not the day of the first champion, made by then
+        return moment > service.champion.model.made
+
     def monday(moment: datetime) -> None:
-        if history.local(moment).weekday() == MONDAY:
+        if is_due(moment) and history.local(moment).weekday() == MONDAY:
             service.retrain(moment, "each Monday")
 
     def first_of_month(moment: datetime) -> None:
-        if history.local(moment).day == 1:
+        if is_due(moment) and history.local(moment).day == 1:
             service.retrain(moment, "first day of the month")
 
     def alarm(moment: datetime) -> None:

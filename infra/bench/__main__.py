@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if ON_DEVICE & parts and not devices_in_words():
         say("gpu measures an NVIDIA device, and this machine shows none; nothing was measured")
         return WRONG_USAGE
+    if options.home and not options.home.is_dir():
+        say(f"--home {options.home} is no folder; expected a finished loop's state")
+        return WRONG_USAGE
     # What a bench started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="falaj-bench-") as scratch:

@@ -57,6 +57,7 @@ class PolicyQuality(Described):
     to_controller: Metric = Field(description="Minus that of `controller`.")
     regret: Metric = Field(description="That of `oracle` minus this.")
     num_trainings: NonNegativeInt
+    training_cpu_s: NonNegativeFloat = Field(default=0.0, description="CPU seconds of trainings.")
     use: ResourceUse = Field(description="Of trainings, recalibrations and checks in this part.")
     gain_per_cpu_hour: Metric | None
     """Gain over `never` by CPU hour; None where nothing was spent."""
@@ -107,9 +108,12 @@ class FaultResult(Described):
     change of numbers."""
     sightings: tuple[Sighting, ...]
     """The first of each part of the system, of what the undisturbed history lacks."""
+    asked: bool = True
+    """False where the controller was not: rows were refused at once, or nothing served yet."""
     answer: Literal["rows refused", "alert", "nothing", "recalibrate", "retrain", "roll back"]
     verdict: Literal["right", "late", "missed", "wrong"]
-    """wrong: the model was retrained on it. late: noticed after more than a day."""
+    """wrong: a model was retrained that, or when, none is without the fault. late: noticed after
+    more than a day."""
 
     @property
     def noticed(self) -> datetime | None:

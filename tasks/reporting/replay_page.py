@@ -81,7 +81,7 @@ def render_replay(result: ReplayResult) -> str:
     return template.render(
         result=result,
         names=names,
-        recommended=next((p for p in result.policies if p.policy == result.recommended), None),
+        recommended=result.of(result.recommended),
         judged=judgement(result),
         pictures=pictures(result),
         known=known,
@@ -94,28 +94,42 @@ def render_replay(result: ReplayResult) -> str:
     )
 
 
-def judgement(result: ReplayResult) -> tuple[str, str, str] | None:
-    """Tone, headline and detail: the controller against the best schedule or alarm, held out.
-
-    None where the controller or everything to compare it with was not replayed.
-    """
-    rivals = [p for p in result.policies if p.policy not in ("controller", "oracle")]
-    ours = next((p for p in result.policies if p.policy == "controller"), None)
-    rivals = [p for p in rivals if is_shown(p.held_out.to_controller.value)]
-    if ours is None or not rivals:
-        return None
+def judgement(result: ReplayResult) -> tuple[str, str, str]:
+    """Tone, headline and detail: the controller against the best schedule or alarm, held out."""
+    others = [p for p in result.policies if p.policy not in ("controller", "oracle")]
+    rivals = [p for p in others if is_shown(p.held_out.to_controller.value)]
+    ours = result.of("controller")
+    if not rivals:
+        return "care", "The controller was not compared", "No policy has a known quality."
     best = max(rivals, key=lambda p: p.held_out.to_controller.value)
     gap, name = best.held_out.to_controller, result.quality_name
     trained = ours.held_out.num_trainings, best.held_out.num_trainings
     detail = f"{name} of {best.policy} minus that of the controller on the held-out part: "
     detail += f"{difference(gap)}. Trainings there: controller {trained[0]}, "
-    detail += f"{best.policy} {trained[1]}."
+    detail += f"{best.policy} {trained[1]}. {_worth(ours.held_out, others)}"
     loses = gap.value > 0
     sure = gap.low > 0 if loses else gap.high < 0
     tone = ("bad" if loses else "good") if sure else "care"
     words = f"{'loses' if loses else 'gains'} {decimal(abs(gap.value), 4)} "
     words += f"{'to' if loses else 'over'} {best.policy}{'' if sure else ', within the interval'}"
     return tone, f"The controller {words}", detail
+
+
+def _worth(part: PolicyQuality, others: Sequence[PolicyResult]) -> str:
+    """The gain per CPU hour beside that of whoever gains more by it, and what the checks take."""
+    own, trained = part.gain_per_cpu_hour, significant(part.training_cpu_s / 3600)
+    if own is None or not is_shown(own.value):
+        return ""
+    more = [
+        f"{p.policy} {difference(theirs)}"
+        for p in others
+        if (theirs := p.held_out.gain_per_cpu_hour) and theirs.value > own.value
+    ]
+    return (
+        f"Gain over never by CPU hour: controller {difference(own)}, "
+        f"{'more with ' + ', '.join(more) if more else 'no other gains more'}. Trainings took "
+        f"{trained} of its {significant(part.use.cpu_s / 3600)}, checks the rest."
+    )
 
 
 def known(text: object, otherwise: str = "not known") -> str:
@@ -161,7 +175,9 @@ def command(result: ReplayResult) -> str:
     part = f"p[({time} >= '{window.start.isoformat()}') & ({time} < "
     part += f"'{window.end.isoformat()}') & {label}.notna()]"
     program = f"import pandas, sklearn.metrics as m; p = pandas.read_parquet({json.dumps(path)}); "
-    program += f"p = {part}; [print(c, m.{function}({label}, p[c])) for c in "
+    scores = "p.filter(regex=f'^{c}(_[0-9]+)?$').squeeze(axis=1)"  # a column a class, or one
+    more = ", multi_class='ovr'" if function == "roc_auc_score" else ""
+    program += f"p = {part}; [print(c, m.{function}({label}, {scores}{more})) for c in "
     program += f"{[one.policy for one in result.policies]!r}]"
     return f"python -c {shlex.quote(program)}"
 
@@ -171,7 +187,7 @@ def replay_lines(result: ReplayResult) -> list[str]:
     rows = [("policy", result.quality_name, "to monthly", "trainings", "CPU hours", "money")]
     for one in result.policies:
         part = one.held_out
-        gap = compared(result, one, part, "monthly")
+        gap = compared(one, part, "monthly")
         rows.append((
             one.policy, known(estimate(part.quality, 4)), gap,
             count(part.num_trainings), significant(part.use.cpu_s / 3600), money(part.use),
@@ -185,28 +201,24 @@ def replay_lines(result: ReplayResult) -> list[str]:
     return [*lines, *([result.proposal.sentence] if result.proposal else []), result.sentence]
 
 
-def compared(
-    result: ReplayResult, one: PolicyResult, part: PolicyQuality, other: PolicyName
-) -> str:
+def compared(one: PolicyResult, part: PolicyQuality, other: PolicyName) -> str:
     """The difference of the quality to another policy's, or why there is none."""
     if one.policy == other:
         return "itself"
-    if all(p.policy != other for p in result.policies):
-        return f"{other} was not replayed"
     metric = part.regret if other == "oracle" else getattr(part, f"to_{other}")
     return known(difference(metric))
 
 
 def pictures(result: ReplayResult) -> dict[str, Markup]:
     """Pictures by key, for the page and the Prefect UI; what was not measured has none."""
-    drawn = {"quality": quality_chart(result, against=None)}
-    never = next((p for p in result.policies if p.policy == "never"), None)
-    if never is not None:
-        drawn["gain"] = quality_chart(result, never)
+    drawn = {
+        "quality": quality_chart(result, against=None),
+        "gain": quality_chart(result, result.of("never")),
+    }
     priced = [
         (p.held_out.use.cpu_s / 3600, _gain(p))
         for p in result.policies
-        if never is not None and p.held_out.use.cpu_s > 0 and is_shown(p.held_out.to_never.value)
+        if p.held_out.use.cpu_s > 0 and is_shown(p.held_out.to_never.value)
     ]
     if priced:
         title, titles = "Gain against cost", ("CPU hours (logarithmic)", "gain over never")

@@ -24,16 +24,23 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> UseCase:
     """Five months of the second use case, whose history was never refreshed."""
     folder = tmp_path_factory.mktemp("faults")
     repo = small_traffic(folder)
-    return read_pipeline_config(repo), Settings(home=folder / "home", feature_repo=repo)
+    return use_case(repo, folder)
 
 
-def start_of(text: str, use_case: UseCase) -> datetime:
-    return parse_faults(text, use_case[0].window, use_case[0].clock.time_zone)[0].start
+def use_case(repo: Path, folder: Path) -> UseCase:
+    config = read_pipeline_config(repo)
+    clock = config.clock.model_copy(update={"replay_year": None})
+    config = config.model_copy(update={"clock": clock})
+    return config, Settings(home=folder / "home", feature_repo=repo)
 
 
-def seen(text: str, use_case: UseCase, days: int = 3) -> dict[str, Sighting]:
+def start_of(text: str, of: UseCase) -> datetime:
+    return parse_faults(text, of[0].window, of[0].clock.time_zone)[0].start
+
+
+def seen(text: str, of: UseCase, days: int = 3) -> dict[str, Sighting]:
     """The sightings of one fault, by what noticed it."""
-    config, settings = use_case
+    config, settings = of
     (fault,) = parse_faults(text, config.window, config.clock.time_zone)
     world = faulty_world(fault, config, settings)
     found = sightings(world, config, settings, days)
@@ -105,7 +112,6 @@ def test_a_cut_holds_the_rows_of_its_window_and_of_the_baseline_before_its_end(
 
 @pytest.mark.slow
 def test_weather_in_celsius_is_noticed_in_the_flights_year_within_hours(tmp_path: Path) -> None:
-    repo = PROJECT_ROOT / "feature_repo" / "flights"
-    use_case = read_pipeline_config(repo), Settings(home=tmp_path / "home", feature_repo=repo)
-    found = seen("celsius@07-10", use_case, days=3)
+    flights = use_case(PROJECT_ROOT / "feature_repo" / "flights", tmp_path)
+    found = seen("celsius@07-10", flights, days=3)
     assert found["validation of rows"].names_cause

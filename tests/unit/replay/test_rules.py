@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.config import suites_of
-from flows.replay.outcome import answered, priced, recommended
+from flows.replay.history import priced
+from flows.replay.outcome import answered, more_acts, recommended
 from flows.replay.permuted import permuted, with_days_permuted
 from flows.replay.tuning import SPACE, Tried, chosen, current, with_field
 from tasks.contracts.base import TimeWindow
@@ -28,14 +29,13 @@ HOUR = timedelta(hours=1)
 
 def quality(auc: float, trainings: int, cpu_s: float = 0.0) -> PolicyQuality:
     zero = Metric(value=0.0, low=-0.01, high=0.01)
-    return PolicyQuality(
-        window=TimeWindow(start=START, end=START + timedelta(days=100)),
-        quality=Metric(value=auc, low=auc - 0.01, high=auc + 0.01),
-        **dict.fromkeys(("to_never", "to_monthly", "to_controller", "regret"), zero),
-        num_trainings=trainings,
-        use=ResourceUse(cpu_s=cpu_s),
-        gain_per_cpu_hour=None,
-    )
+    facts = {
+        "window": TimeWindow(start=START, end=START + timedelta(days=100)),
+        "quality": Metric(value=auc, low=auc - 0.01, high=auc + 0.01),
+        "num_trainings": trainings, "use": {"cpu_s": cpu_s}, "gain_per_cpu_hour": None,
+    }  # fmt: skip
+    others = dict.fromkeys(("to_never", "to_monthly", "to_controller", "regret"), zero)
+    return PolicyQuality.model_validate(facts | others)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,18 @@ def seen(by: str, hours: float) -> Sighting:
     )
 
 
-def act(action: str) -> ReplayedAct:
-    return ReplayedAct.model_validate({"at": START, "action": action, "reason": "stale"})
+def act(action: str, day: int = 0) -> ReplayedAct:
+    at = START + timedelta(days=day)
+    return ReplayedAct.model_validate({"at": at, "action": action, "reason": "stale"})
+
+
+@pytest.mark.parametrize(("day", "is_more"), [(4, True), (19, True), (20, False), (25, False)])
+def test_an_act_that_came_earlier_than_without_the_fault_is_because_of_it(
+    day: int, is_more: bool
+) -> None:
+    done, usual = [act("wait", 1), act("retrain", day)], [act("wait", 0), act("retrain", 20)]
+    assert more_acts(done, usual) == ([act("retrain", day)] if is_more else [])
+    assert more_acts([*done, act("retrain", 26)], usual)[-1] == act("retrain", 26)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +103,7 @@ def test_permuted_days_keep_their_rows_together_and_their_times_of_day(
     times = pd.Timestamp("2013-01-01", tz="UTC") + pd.to_timedelta(number * 86_400 + seconds, "s")
     frame = pd.DataFrame({"at": times, "day": number, "second": seconds, "row": range(200)})
     frame = frame.sort_values("at")
-    moved = with_days_permuted(pa.Table.from_pandas(frame), "at", seed).to_pandas()
+    moved = with_days_permuted(pa.Table.from_pandas(frame), "at", (seed, 0)).to_pandas()
     assert moved["at"].is_monotonic_increasing
     assert sorted(moved["row"]) == list(range(200))
     dates = moved["at"].dt.normalize()
@@ -132,7 +142,7 @@ def test_a_permuted_history_has_the_same_rows_though_no_suite_would_let_it_pass(
     tmp_path: Path,
 ) -> None:
     plain = worlds.history(tmp_path)
-    mixed = permuted(plain, seed=3)
+    mixed = permuted(plain, (3, 0))
     suite = suites_of(plain.config, worlds.FLIGHTS).training_set
     with pytest.raises(DataContractError):
         validate_snapshot(mixed.dataset.snapshot, suite, plain.store)

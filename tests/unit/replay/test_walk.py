@@ -74,8 +74,12 @@ def test_a_budget_of_money_holds_on_the_virtual_clock(history: History, first: C
     assert all(b.at - a.at >= timedelta(days=30) for a, b in pairwise(trainings))
 
 
-def test_never_serves_the_first_model_and_takes_nothing(walks: Mapping[PolicyName, Walk]) -> None:
+def test_never_serves_the_first_model_and_takes_nothing(
+    walks: Mapping[PolicyName, Walk], result: ReplayResult
+) -> None:
     never = walks["never"]
+    use = result.of("never").held_out.use
+    assert (use.cpu_s, use.joules, use.amount) == (0, 0, 0), "nothing has a price: none"
     assert len(never.reigns) == 1
     assert not never.acts
     assert not never.spent
@@ -85,6 +89,16 @@ def test_monthly_trains_on_the_first_of_each_month(walks: Mapping[PolicyName, Wa
     assert [(act.at.month, act.at.day) for act in walks["monthly"].acts] == [
         (month, 1) for month in range(5, 8)
     ]
+
+
+def test_a_schedule_does_not_train_the_first_champion_twice(
+    history: History, first: Candidate
+) -> None:
+    begin = worlds.window(120, 121).start  # the first of May
+    days = history.days(begin, begin + timedelta(days=3))
+    made = first.model.model_copy(update={"made": days[0]})
+    begun = first.model_copy(update={"model": made})
+    assert not walk(history, "monthly", days, begun).acts
 
 
 def test_nothing_is_trained_or_judged_on_labels_that_are_not_known_yet(

@@ -1,16 +1,23 @@
 """The page of a replay: what a customer reads, and that every result can be shown."""
 
+import shlex
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import poisson
+from sklearn.metrics import roc_auc_score
 
 from tasks.contracts.replay import PolicyName, ReplayResult
 from tasks.reporting.gallery import as_data_url
 from tasks.reporting.replay_page import (
+    command,
     judgement,
     pictures,
     poisson_bound,
@@ -21,7 +28,8 @@ from tasks.reporting.replay_page import (
 from tests.support.reporting.pages import Page, parsed
 from tests.support.reporting.replays import replay
 
-NAMES: tuple[PolicyName, ...] = ("never", "weekly", "monthly", "controller", "oracle")
+NAMES: tuple[PolicyName, ...] = ("never", "monthly", "controller", "oracle")
+"""Policies of every replay."""
 TEXT = st.text(max_size=12) | st.just("<script>alert(1)</script>")
 
 
@@ -29,7 +37,7 @@ TEXT = st.text(max_size=12) | st.just("<script>alert(1)</script>")
 def results(draw: st.DrawFn) -> ReplayResult:
     """Results with other words, policies, parts left out and unknown numbers."""
     result = replay(draw(st.integers(0, 3)), draw(st.floats(-1, 1)))
-    chosen = draw(st.sets(st.sampled_from(NAMES)))
+    chosen = {*NAMES, *draw(st.sets(st.sampled_from(("weekly", "on-drift-alarm"))))}
     fault = st.sampled_from(result.faults)
     words = st.fixed_dictionaries({
         "fault": TEXT, "described": TEXT, "size": st.none() | st.floats(0, 9),
@@ -70,7 +78,6 @@ def test_the_written_facts_read_back_and_equal_results_give_equal_bytes(tmp_path
 )  # fmt: skip
 def test_a_controller_that_does_not_win_is_said_as_loud(gain: float, tone: str, verb: str) -> None:
     judged = judgement(replay(controller=gain))
-    assert judged is not None
     assert judged[0] == tone
     assert f"The controller {verb}" in judged[1]
     assert judged[1] in Page(render_replay(replay(controller=gain))).words
@@ -78,11 +85,41 @@ def test_a_controller_that_does_not_win_is_said_as_loud(gain: float, tone: str, 
 
 def test_what_was_not_replayed_is_said_in_words() -> None:
     result = replay(faults=(), permuted=None)
-    alone = tuple(p for p in result.policies if p.policy == "controller")
-    words = Page(render_replay(result.model_copy(update={"policies": alone}))).words
-    for said in ("monthly was not replayed", "No fault was injected", "No permuted year",
-                 "The controller was not compared"):  # fmt: skip
+    words = Page(render_replay(result)).words
+    for said in ("No fault was injected", "No permuted year"):
         assert said in words
+
+
+@pytest.mark.parametrize(("gain", "said"), [(0.02, "no other gains"), (0.001, "more with weekly")])
+def test_who_gains_more_by_cpu_hour_is_named(gain: float, said: str) -> None:
+    assert said in judgement(replay(controller=gain))[2]
+
+
+@pytest.mark.parametrize("num_classes", [1, 3])
+def test_the_command_computes_the_qualities_from_the_stored_scores(
+    tmp_path: Path, num_classes: int
+) -> None:
+    result = replay()
+    rng, times = np.random.default_rng(2), pd.date_range("2013-06-01", periods=300, freq="12h")
+    rows = pd.DataFrame({"event_timestamp": times.tz_localize("UTC")})
+    rows["label"] = rng.integers(0, max(2, num_classes), len(rows))
+    expected = {}
+    for name in (p.policy for p in result.policies):
+        scores = rng.dirichlet(np.ones(max(2, num_classes)), len(rows))
+        columns = [name] if num_classes == 1 else [f"{name}_{n}" for n in range(num_classes)]
+        rows[columns] = scores[:, -len(columns) :]
+        judged = rows["event_timestamp"] >= result.held_out.start
+        inside = rows.loc[judged, columns].squeeze(axis=1)
+        expected[name] = roc_auc_score(rows.loc[judged, "label"], inside, multi_class="ovr")
+    target = tmp_path / "artifacts" / "replays" / "3" / "scores.parquet"
+    target.parent.mkdir(parents=True)
+    rows.to_parquet(target)
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command(result))[1:]],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    printed = dict(line.split() for line in done.stdout.splitlines())
+    assert {name: float(value) for name, value in printed.items()} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seen", [0, 1, 7])
