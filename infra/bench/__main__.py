@@ -69,16 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m infra.bench", description=str(__doc__).partition("\n")[0]
-    )
+    words = str(__doc__).partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m infra.bench", description=words)
     parser.add_argument("part", nargs="*", help="a part, or part/name; all where none is named")
     parser.add_argument("--list", action="store_true", help="list what there is to measure")
     parser.add_argument("--home", type=Path, help="state folder of a finished loop to read")
     parser.add_argument("--small", action="store_true", help="little data: does it work at all?")
-    parser.add_argument(
-        "--results", type=Path, help="folder (default: docs/benchmarks; none with --small)"
-    )
+    parser.add_argument("--results", type=Path, help="folder (with --small: none by default)")
     return parser
 
 
