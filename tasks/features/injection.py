@@ -91,7 +91,8 @@ def _parsed(text: str, history: TimeWindow, zone: str) -> Fault:
         _refuse(text, f"has the amount {amount:g}", f"none for {kind}")
     if kind in AMOUNTS and (amount == amount or kind != "timezone"):
         if not low <= amount <= high or amount == 0:
-            _refuse(text, f"has the amount {amount:g}", f"one from {low:g} to {high:g}")
+            seen = f"has the amount {amount:g}" if amount == amount else "has no amount"
+            _refuse(text, seen, f"one from {low:g} to {high:g}")
     years = range(history.start.year, history.end.year + 1)
     for year in [match["year"]] if match["year"] else years:
         with suppress(ValueError):

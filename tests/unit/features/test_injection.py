@@ -134,7 +134,7 @@ def test_a_day_without_a_year_is_the_first_of_the_history() -> None:
         ("celsius@03-01:2", "none for celsius"),
         ("freeze@03-01:36h:2d", "no fault"),
         ("freeze@03-01:soon", "no fault"),
-        ("scale=temp@03-01", "one from 1e-09"),
+        ("scale=temp@03-01", "has no amount; expected one from 1e-09"),
         ("scale=temp:nan@03-01", "no fault"),
         ("labels-flipped@03-01", "one from 1e-09 to 1"),
         ("labels-flipped@03-01:1.5", "one from 1e-09 to 1"),
