@@ -93,6 +93,8 @@ def _parsed(text: str, history: TimeWindow, zone: str) -> Fault:
         if not low <= amount <= high or amount == 0:
             seen = f"has the amount {amount:g}" if amount == amount else "has no amount"
             _refuse(text, seen, f"one from {low:g} to {high:g}")
+    if kind == "scale" and not match["target"]:
+        _refuse(text, "names no column", f"one after its kind, as in {EXAMPLE}")
     years = range(history.start.year, history.end.year + 1)
     for year in [match["year"]] if match["year"] else years:
         with suppress(ValueError):
@@ -277,7 +279,6 @@ class _Planner(NamedTuple):
         if self.fault.target is None:
             declared = [p for p in places if self.units.get(str(p)) == "fahrenheit"]
             places = declared or [p for p in places if p.column.startswith("temp")][:1]
-            places = [] if factor else places
         found = self._named(places, "number" if factor else "temperature")
         table = found[0].table
         columns = [p.column for p in found if p.table == table and p.column not in CLOCK_PARTS]

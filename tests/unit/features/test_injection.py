@@ -108,6 +108,7 @@ def test_a_faults_text_gives_the_same_fault(
     kind: str, moment: datetime, hours: int | None, target: str | None, zone: str, share: float
 ) -> None:
     amount = AMOUNTS[kind][1] * share if kind in AMOUNTS else None
+    target = target or ("temp" if kind == "scale" else None)
     local = moment.replace(second=0, microsecond=0, tzinfo=ZoneInfo(zone))
     start = local.astimezone(ZoneInfo("UTC"))
     end = start + timedelta(hours=hours) if hours else None
@@ -136,6 +137,7 @@ def test_a_day_without_a_year_is_the_first_of_the_history() -> None:
         ("freeze@03-01:soon", "no fault"),
         ("scale=temp@03-01", "has no amount; expected one from 1e-09"),
         ("scale=temp:nan@03-01", "no fault"),
+        ("scale@03-01:2", "names no column"),
         ("labels-flipped@03-01", "one from 1e-09 to 1"),
         ("labels-flipped@03-01:1.5", "one from 1e-09 to 1"),
         ("timezone@03-01:0", "one from -24 to 24"),
@@ -151,7 +153,6 @@ def test_nonsense_is_refused_with_what_would_do(text: str, problem: str) -> None
     ("text", "problem"),
     [
         ("celsius=wind@03-01", "one of sales.price"),
-        ("scale@03-01:2", "finds no number"),
         ("scale=size@03-01:2", "finds no number"),
         ("category-split=Carol@03-01", "sales.shop"),
         ("station-missing=east@03-01", "readings.station"),
