@@ -83,7 +83,8 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
         return [replace(FIGURE, name=measurement.name)]
 
     monkeypatch.setattr(Runner, "_measured", measured)
-    words = ["operation", "--home", str(tmp_path / "home"), "--results", str(tmp_path)]
+    words = ["operation", "--results", str(tmp_path), "--home", str(tmp_path)]
+    assert command.main([*words[:-1], str(tmp_path / "none")]) == command.WRONG_USAGE
     assert command.main(words) == 1
     results = read_results(tmp_path, "operation")
     assert list(results) == [each.name for each in MEASUREMENTS if each.part == "operation"]
