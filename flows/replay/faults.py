@@ -109,7 +109,8 @@ def faulty_world(fault: Fault, config: PipelineConfig, settings: Settings) -> Fa
     if fault.kind == "labels-flipped" and whole.dataset is not None:
         snapshot = flip_labels(whole.dataset.snapshot, fault, settings.store)
         broken, label = replace(whole, dataset=unjudged(snapshot)), snapshot.columns.label
-        told = f"{fault.amount:.1%} of the labels ({label}) turned around from {fault.start} on"
+        since = f"from {fault.start:%Y-%m-%d %H:%MZ} on"
+        told = f"{fault.amount:.1%} of the labels ({label}) turned around {since}"
         return FaultyWorld(**vars(broken), fault=fault, described=told, named=frozenset([label]))
     suites = suites_of(config, settings.feature_repo).rows.items()
     declared = [(name, *pair) for name, suite in suites for pair in suite.units.items()]

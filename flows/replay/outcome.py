@@ -25,6 +25,7 @@ from tasks.contracts.telemetry import ResourceUse
 from tasks.evaluation.metrics import UNBOUNDED, metric_of, primary_metric, why_not_judged
 from tasks.evaluation.scoring import SCORE
 from tasks.kernel.settings import StagedFolder, content_key
+from tasks.reporting.quantities import plural
 
 ORACLE_DAYS = timedelta(days=28)
 """The oracle chooses anew so often: shorter stretches would reward luck."""
@@ -232,15 +233,15 @@ def recommended(
     chosen = min(good, key=lambda name: (real[name].num_trainings, real[name].use.cpu_s))
     own, monthly, controller = real[chosen], real["monthly"], real["controller"]
     sentence = (
-        f"Run `{chosen}`: {quality_name} {own.quality:.4f} on the days that judge, "
+        f"Run {chosen}: {quality_name} {own.quality:.4f} on the days that judge, "
         f"{own.to_never:+.4f} to never retraining and {own.to_monthly:+.4f} to monthly, with "
-        f"{own.num_trainings} trainings (monthly {monthly.num_trainings}) and "
+        f"{plural(own.num_trainings, 'training')} (monthly {monthly.num_trainings}) and "
         f"{own.use.cpu_s / 3600:.2f} CPU hours (monthly {monthly.use.cpu_s / 3600:.2f})."
     )
     if chosen != "controller":
         sentence += (
-            f" The controller does not win here: {quality_name} of `{chosen}` minus its own is "
-            f"{own.to_controller:+.4f}, with "
-            f"{controller.num_trainings} trainings and {controller.use.cpu_s / 3600:.2f} CPU hours."
+            f" The controller does not win here: {quality_name} of {chosen} minus its own is "
+            f"{own.to_controller:+.4f}, with {plural(controller.num_trainings, 'training')} and "
+            f"{controller.use.cpu_s / 3600:.2f} CPU hours."
         )
     return chosen, sentence

@@ -193,19 +193,21 @@ def trade_chart(
     """What each row costs against its value and interval; without a note it is a ring."""
     with canvas(520, 270, (74, 14, 36, 48)) as drawing:
         axes = drawing.axes
-        axes.set_xscale("log")
+        costs = [cost for cost, _ in rows]
+        span = limits(0, *(v for _, r in rows for v in (r.low, r.high)))
+        axes.set(xscale="log", xlim=(min(costs) / 2, max(costs) * 5), ylim=span)
+        names: list[tuple[float, float, float]] = []  # middle, height and half a width, pixels
         for n, (cost, row) in enumerate(sorted(rows, key=lambda row: row[0])):
             axes.plot([cost, cost], [row.low, row.high], color=WATER, linewidth=2)
             fill = WATER if row.note else "none"
             (dot,) = axes.plot([cost], [row.value], "o", color=WATER, ms=9, markerfacecolor=fill)
             drawing.tip(dot, row.tip)
             end, away = (row.low, -9) if n % 2 else (row.high, 9)  # neighbours are on either side
+            (x, y), half = axes.transData.transform((cost, end)), 3.6 * len(row.name)
+            while any(abs(x - u) < half + w and abs(y + away - v) < 13 for u, v, w in names):
+                away += -4 if n % 2 else 4
+            names.append((x, y + away, half))
             drawing.note(row.name, (cost, end), (0, away), ha="center")
-        costs = [cost for cost, _ in rows]
-        axes.set(
-            xlim=(min(costs) / 2, max(costs) * 5),
-            ylim=limits(0, *(v for _, r in rows for v in (r.low, r.high))),
-        )
         axes.axhline(0, **BASELINE)
         drawing.titles(x_title, y_title)
         kinds = f"{len(rows)} variants; left is cheaper, up is better; rings were dropped."

@@ -154,11 +154,7 @@ def hours_after(fault: FaultResult, moment: datetime | None) -> str:
     """How long after its start something happened: `6 h` or `never`."""
     if moment is None:
         return "never"
-    return f"{significant((_utc(moment) - _utc(fault.start)).total_seconds() / 3600)} h"
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return f"{significant((moment - fault.start).total_seconds() / 3600)} h"
 
 
 def poisson_bound(seen: int, years: float) -> float | None:
@@ -249,7 +245,7 @@ def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
         axes.set(xlim=(start, end), ylim=span)
         _held_out(drawing, result, span[1])
         for fault in result.faults:
-            axes.axvline(_utc(fault.start), **BASELINE)  # type: ignore[arg-type]
+            axes.axvline(fault.start, **BASELINE)  # type: ignore[arg-type]
         for policy, points in lines.items():
             axes.plot(*zip(*points, strict=True), **STYLES[policy]) if points else None
         _name_ends(drawing, [(p[-1][1], name) for name, p in lines.items() if p], span)
@@ -311,7 +307,7 @@ def _strip(drawing: Canvas, result: ReplayResult, height: float) -> None:
     marks += [(len(names), f.start, f"{f.fault}: {f.described}", "X") for f in result.faults]
     for row, at, tip, marker in marks:
         colour = STYLES[names[row]]["color"] if row < len(names) else BAD
-        (mark,) = axes.plot([_utc(at)], [row], marker, color=colour, ms=8, mec=colour, mew=2)  # type: ignore[arg-type]
+        (mark,) = axes.plot([at], [row], marker, color=colour, ms=8, mec=colour, mew=2)  # type: ignore[arg-type]
         drawing.tip(mark, tip)
     for n, name in enumerate([*names, *(["faults"] if result.faults else [])]):
         y = TOP + HIGH + 14 + height * (n + 0.5) / (len(names) + 1)
