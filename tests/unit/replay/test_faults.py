@@ -57,6 +57,11 @@ def test_another_unit_is_noticed_and_named_by_the_next_refresh(traffic: UseCase)
     assert set(found) == {"validation of rows"}, "refused rows are no features"
 
 
+def test_a_clock_that_is_off_is_noticed_in_the_first_night(traffic: UseCase) -> None:
+    rows = seen("timezone@2017-02-02", traffic, days=1)["validation of rows"]
+    assert rows.at - start_of("timezone@2017-02-02", traffic) < timedelta(hours=7)
+
+
 def test_a_frozen_feed_is_noticed_on_its_first_day(traffic: UseCase) -> None:
     found = seen("freeze@2017-02-02:36h", traffic, days=1)
     assert min(s.at for s in found.values()) < start_of("freeze@2017-02-02", traffic) + DAY
