@@ -192,10 +192,8 @@ def inject_fault(history: History, fault: Fault, first: Candidate, controller: W
 
 def _injected(history: History, fault: Fault, first: Candidate, controller: Walk) -> FaultResult:
     config, settings = history.config, history.settings
-    world, begun = (
-        faulty_world(fault, config, settings),
-        controller.candidate_at(fault.start, first),
-    )
+    world = faulty_world(fault, config, settings)
+    begun = controller.candidate_at(fault.start, first)
     known = config.model_copy(update={"splits": begun.model.splits})
     seen = list(sightings(world, known, settings))
     refused = any(s.by == "validation of rows" and s.at - fault.start <= DAY for s in seen)

@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list what there is to measure")
     parser.add_argument("--home", type=Path, help="state folder of a finished loop to read")
     parser.add_argument("--small", action="store_true", help="little data: does it work at all?")
-    parser.add_argument("--results", type=Path, help="folder (with --small: none by default)")
+    parser.add_argument("--results", type=Path, help="default: docs/benchmarks; none with --small")
     return parser
 
 

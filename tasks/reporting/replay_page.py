@@ -44,6 +44,7 @@ from tasks.reporting.quantities import (
     difference,
     estimate,
     is_shown,
+    percent,
     plural,
     significant,
 )
@@ -103,10 +104,9 @@ def judgement(result: ReplayResult) -> tuple[str, str, str]:
         return "care", "The controller was not compared", "No policy has a known quality."
     best = max(rivals, key=lambda p: p.held_out.to_controller.value)
     gap, name = best.held_out.to_controller, result.quality_name
-    trained = ours.held_out.num_trainings, best.held_out.num_trainings
     detail = f"{name} of {best.policy} minus that of the controller on the held-out part: "
-    detail += f"{difference(gap)}. Trainings there: controller {trained[0]}, "
-    detail += f"{best.policy} {trained[1]}. {_worth(ours.held_out, others)}"
+    detail += f"{difference(gap)}. Trainings there: controller {ours.held_out.num_trainings}, "
+    detail += f"{best.policy} {best.held_out.num_trainings}. {_worth(ours.held_out, others)}"
     loses = gap.value > 0
     sure = gap.low > 0 if loses else gap.high < 0
     tone = ("bad" if loses else "good") if sure else "care"
@@ -117,7 +117,7 @@ def judgement(result: ReplayResult) -> tuple[str, str, str]:
 
 def _worth(part: PolicyQuality, others: Sequence[PolicyResult]) -> str:
     """The gain per CPU hour beside that of whoever gains more by it, and what the checks take."""
-    own, trained = part.gain_per_cpu_hour, significant(part.training_cpu_s / 3600)
+    own, trained = part.gain_per_cpu_hour, percent(part.training_cpu_s / (part.use.cpu_s or 1))
     if own is None or not is_shown(own.value):
         return ""
     more = [
@@ -128,7 +128,7 @@ def _worth(part: PolicyQuality, others: Sequence[PolicyResult]) -> str:
     return (
         f"Gain over never by CPU hour: controller {difference(own)}, "
         f"{'more with ' + ', '.join(more) if more else 'no other gains more'}. Trainings took "
-        f"{trained} of its {significant(part.use.cpu_s / 3600)}, checks the rest."
+        f"{trained} of its CPU time, checks and recalibrations the rest."
     )
 
 
