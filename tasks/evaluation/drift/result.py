@@ -28,9 +28,10 @@ class PerformanceChange:
     is_number: bool = False
 
     def fell(self, config: DriftConfig) -> bool:
-        """AUC or R2 fell beyond its interval and the least loss that matters."""
-        least = config.min_r2_drop if self.is_number else config.min_auc_drop
-        return self.quality.high < 0 and -self.quality.value >= least
+        """AUC fell beyond its interval, or R2 beyond its limit, by the least loss that matters."""
+        if self.is_number:
+            return control_limit(self.quality) < 0 and -self.quality.value >= config.min_r2_drop
+        return self.quality.high < 0 and -self.quality.value >= config.min_auc_drop
 
     def went_stale(self, config: DriftConfig) -> bool:
         """The model lost what training would bring back.
@@ -49,15 +50,15 @@ class PerformanceChange:
         return self.beyond.low > 0 and (grossly or self.fell(config))
 
     def lost_skill(self, config: DriftConfig) -> bool:
-        """A regression fell back to its baseline, beyond the interval."""
+        """A regression fell back to its baseline, beyond the limit."""
         skill, least = self.beyond if self.is_number else None, config.min_skill_drop
-        return skill is not None and skill.high < 0 and -skill.value >= least
+        return skill is not None and control_limit(skill) < 0 and -skill.value >= least
 
     def describe(self, config: DriftConfig) -> str:
         """What it means, with the limits."""
         if self.is_number:
             second = "Skill over the baseline changed by"
-            limits = f"{config.min_r2_drop} R², {config.min_skill_drop} skill"
+            limits = f"{config.min_r2_drop} R², {config.min_skill_drop} skill, 3 standard errors"
             stale, harder = "lost what it knew beyond the baseline", "predict, for the baseline too"
         else:
             second = "Brier score beyond what the scores promise changed by"
@@ -94,6 +95,18 @@ def performance_change(reference: ScoredWindow, current: ScoredWindow) -> Perfor
     return PerformanceChange(
         unpaired_difference(now.primary, before.primary), unpaired_difference(excess, then)
     )
+
+
+def control_limit(change: Metric) -> float:
+    """Upper end of the 95 % interval of a change, widened to three standard errors.
+
+    A drift check is asked every day, and of so many 95 % intervals some miss in any year; three
+    standard errors are what control charts allow for that (Shewhart, 1931, "Economic Control of
+    Quality of Manufactured Product"). A regression needs them: R2 and skill fall by the same
+    squared errors, so one window of hard days brings both below their intervals. The AUC tells of
+    the order of scores and the Brier score of their height, and asking for both is strict enough.
+    """
+    return change.value + 3 / 1.96 * (change.high - change.value)
 
 
 def unpaired_difference(one: Metric, other: Metric) -> Metric:

@@ -94,6 +94,16 @@ def test_a_model_is_stale_where_it_loses_against_the_baseline(
     assert (seen.fell(CONFIG), seen.went_stale(CONFIG)) == (fell, stale)
 
 
+@pytest.mark.parametrize(("standard_errors", "stale"), [(1.9, False), (2.9, False), (3.1, True)])
+@pytest.mark.parametrize("hidden", ["r2", "skill"])
+def test_a_question_of_every_day_needs_three_standard_errors(
+    standard_errors: float, stale: bool, hidden: str
+) -> None:
+    spread = {"r2": 0.001, "skill": 0.001, hidden: 1.96 * 0.1 / standard_errors}
+    changes = (metric(-0.1, spread["r2"]), metric(-0.1, spread["skill"]))
+    assert PerformanceChange(*changes, is_number=True).went_stale(CONFIG) == stale
+
+
 @pytest.mark.parametrize(("skill", "result"), [(-0.2, "watch"), (-0.03, "stable")])
 def test_a_skill_that_fell_alone_is_watched(skill: float, result: str) -> None:
     seen = PerformanceChange(metric(0.0), metric(skill), is_number=True)
