@@ -3,6 +3,7 @@
 Definitions and permissions, which the flights derive, are files here, to be changed.
 """
 
+import atexit
 import importlib.util
 import shutil
 from datetime import datetime, timedelta
@@ -44,10 +45,17 @@ def package_folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
+def scratch_folder(name: str) -> Path:
+    """A folder for files that all tests of a process read; it goes when the process ends."""
+    folder = Path(mkdtemp(prefix=f"falaj-{name}-"))
+    atexit.register(shutil.rmtree, folder)
+    return folder
+
+
 @cache
 def january() -> Path:
     """Folder with the raw files as text, cut to the first 31 days."""
-    folder = Path(mkdtemp(prefix="falaj-january-"))
+    folder = scratch_folder("january")
     with ZipFile(package_folder() / "flights.csv.zip") as archive:
         archive.extractall(folder)
     for name in ("weather", "planes", "airports"):

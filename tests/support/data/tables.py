@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from zipfile import ZipFile
 
 import duckdb
@@ -13,7 +12,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import TableRef
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
 from tasks.validation.suites import Rule, Suite
-from tests.support.data.repository import package_folder
+from tests.support.data.repository import package_folder, scratch_folder
 
 REPO = PROJECT_ROOT / "feature_repo" / "flights"
 WEEK = TimeWindow(
@@ -101,7 +100,7 @@ def store_table(store: ArtifactStore, frame: pd.DataFrame, name: str = "people")
 def year_file(table: str) -> Path:
     """Parquet of a whole raw table of the package."""
     package = package_folder()
-    folder = Path(mkdtemp(prefix=f"falaj-{table}-"))
+    folder = scratch_folder(table)
     source = package / f"{table}.csv"
     if table == "flights":
         with ZipFile(package / "flights.csv.zip") as archive:
@@ -118,7 +117,7 @@ def part_of_year(table: str, start: datetime, end: datetime) -> Path:
     if table not in TIMED:
         return year_file(table)
     inside = f"time_hour >= '{start.isoformat()}' AND time_hour < '{end.isoformat()}'"
-    target = Path(mkdtemp(prefix=f"falaj-{table}-")) / f"{table}.parquet"
+    target = scratch_folder(table) / f"{table}.parquet"
     return _copied(f"FROM '{year_file(table)}' WHERE {inside}", target)
 
 
