@@ -179,22 +179,19 @@ def replay(
         falaj replay --inject celsius@07-10,station-missing@02-10:7d --permuted 10
     """
     require_extras("train", "convert")
+    from flows.replay.config import POLICIES, ReplayConfig
+    from tasks.kernel.values import checked
+
+    asked: dict[str, object] = {"policies": policies or POLICIES, "faults": inject}
+    asked |= {"start": start, "held_out_from": held_out_from}
+    asked |= {"permuted": permuted, "tune": tune, "seed": seed}
+    wanted = checked(ReplayConfig, asked, "falaj replay", "Nothing was replayed")
 
     def work(config: PipelineConfig) -> Shown:
-        from flows.replay.config import POLICIES, ReplayConfig
         from flows.replay.flow import replay_flow
         from tasks.reporting.replay_page import replay_lines
 
-        asked = ReplayConfig(
-            policies=tuple(policies or POLICIES),
-            start=start,
-            held_out_from=held_out_from,
-            faults=inject,
-            permuted=permuted,
-            tune=tune,
-            seed=seed,
-        )
-        result = replay_flow(config, asked)
+        result = replay_flow(config, wanted)
         page = context.settings.reports / "replay" / result.use_case / "replay.html"
         return Shown(result, ["", *replay_lines(result), row("Page", page)])
 

@@ -42,6 +42,10 @@ def test_a_wrong_entry(repo: Path, capsys: pytest.CaptureFixture[str], words: li
     assert "training.max_epoch" in refused(repo, capsys, *words)
 
 
+def test_a_seed_that_no_generator_takes(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "seed: Input should" in refused(repo, capsys, "replay", "--seed", "9999999999")
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "sentence"),
     [

@@ -95,11 +95,11 @@ def test_a_model_is_stale_where_it_loses_against_the_baseline(
 
 
 @pytest.mark.parametrize(("standard_errors", "stale"), [(1.9, False), (2.9, False), (3.1, True)])
-@pytest.mark.parametrize("hidden", ["r2", "skill"])
+@pytest.mark.parametrize("wide", ["r2", "skill"])
 def test_a_question_of_every_day_needs_three_standard_errors(
-    standard_errors: float, stale: bool, hidden: str
+    standard_errors: float, stale: bool, wide: str
 ) -> None:
-    spread = {"r2": 0.001, "skill": 0.001, hidden: 1.96 * 0.1 / standard_errors}
+    spread = {"r2": 0.001, "skill": 0.001, wide: 1.96 * 0.1 / standard_errors}
     changes = (metric(-0.1, spread["r2"]), metric(-0.1, spread["skill"]))
     assert PerformanceChange(*changes, is_number=True).went_stale(CONFIG) == stale
 
