@@ -18,7 +18,7 @@ from tasks.kernel.settings import PROJECT_ROOT
 EXTRAS = ("train", "convert", "serve")
 PAGE = PROJECT_ROOT / "docs" / "reference" / "licences.md"
 FORBIDDEN = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause|proprietary", re.IGNORECASE)
-CHOSEN = {"text-unidecode": "Artistic License"}
+CHOSEN = {"text-unidecode": "Artistic License", "sigstore-models": "MIT"}
 """Of packages whose metadata offer several, or none."""
 HEAD = """# Licences
 

@@ -37,6 +37,12 @@ class NotRunningError(ConfigurationError):
     code = "F210"
 
 
+class LostKeyError(ConfigurationError):
+    """A key that is needed is gone, or another one encrypted what is to be read."""
+
+    code = "F220"
+
+
 class DataContractError(FalajError):
     """Data breaks what was promised about it: columns, types, keys, times, expectations."""
 
@@ -65,6 +71,12 @@ class ArtifactError(FalajError):
     """A stored artifact is missing, or its content does not match its digest."""
 
     code = "F500"
+
+
+class SignatureError(ArtifactError):
+    """A signature is missing, is of other content, or of a key that is not trusted."""
+
+    code = "F520"
 
 
 class StorageError(FalajError):

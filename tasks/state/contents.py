@@ -30,7 +30,7 @@ LEDGERS, DATABASES, POINTERS, OTHERS, MODELS, BUILDS = range(6)
 """Order in which files are read. Each is written before what names it, so that is read first."""
 LINKS = {"feature_tables/current": "published", "reports/latest": "newest"}
 """Links of a folder, and the files that say the same in a location."""
-LOCAL = {"prefect", "platform", "serving", "edge", "feast"}
+LOCAL = {"prefect", "platform", "serving", "edge", "feast", "keyring"}
 """Folders that each machine has for itself, also where state is shared."""
 PRIVATE = {"prefect", "platform", "edge"}
 """Those of which nothing is shared."""

@@ -1,0 +1,127 @@
+"""Keys in a folder of the state: private ones in `secrets/`, public ones beside it.
+
+What is in `secrets/` is of this machine and is in no backup, unless secrets are asked for. Several
+machines of one state sign each by a key of its own, and trust those of all.
+"""
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from tasks.kernel.errors import LostKeyError
+from tasks.kernel.files import locked, private_folder, write_atomically
+from tasks.kernel.keys.store import Signature, id_of
+from tasks.kernel.settings import bring, claim
+
+NONCE_BYTES, KEY_BYTES = 12, 32
+
+
+@dataclass(frozen=True)
+class FileKeys:
+    """Keys in one folder."""
+
+    folder: Path
+
+    def sign(self, name: str, content: bytes) -> Signature:
+        """See `KeyStore.sign`."""
+        key_id, text = self._newest(name, signs=True)
+        key = serialization.load_pem_private_key(text.encode(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)  # as `_add` makes them
+        return Signature(key_id, key.sign(content, ec.ECDSA(hashes.SHA256())))
+
+    def public_keys(self, name: str) -> Mapping[str, bytes]:
+        """See `KeyStore.public_keys`."""
+        bring(self.folder / name)
+        found = (file.read_bytes() for file in sorted((self.folder / name).glob("*.pub")))
+        return {id_of(pem): pem for pem in found}
+
+    def encrypt(self, name: str, data_key: bytes) -> str:
+        """See `KeyStore.encrypt`."""
+        key_id, text = self._newest(name, signs=False)
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = AESGCM(base64.b64decode(text)).encrypt(nonce, data_key, name.encode())
+        return f"{key_id}:{base64.b64encode(nonce + sealed).decode()}"
+
+    def decrypt(self, name: str, encrypted: str) -> bytes:
+        """See `KeyStore.decrypt`."""
+        key_id, _, text = encrypted.partition(":")
+        versions = self._versions(name)
+        try:
+            sealed = base64.b64decode(text, validate=True)
+            cipher = AESGCM(base64.b64decode(versions[key_id]))
+            return cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], name.encode())
+        except (KeyError, ValueError, InvalidTag) as exc:
+            raise LostKeyError(
+                f"the version {key_id!r} of the key {name!r} that encrypted this is not in "
+                f"{self.folder} (there: {', '.join(versions) or 'none'}), or what it encrypted was "
+                "changed. It cannot be read without it; restore the key from a copy of the folder"
+            ) from exc
+
+    def rotate(self, name: str) -> None:
+        """See `KeyStore.rotate`."""
+        with locked(self._lock(name)):
+            versions = self._versions(name)
+            self._add(name, versions, signs="BEGIN" in next(iter(versions.values()), "BEGIN"))
+
+    def destroy(self, name: str) -> None:
+        """See `KeyStore.destroy`."""
+        with locked(self._lock(name)), suppress(FileNotFoundError):
+            file = self._file(name)
+            file.write_bytes(os.urandom(file.stat().st_size))
+            file.unlink()
+
+    def _newest(self, name: str, *, signs: bool) -> tuple[str, str]:
+        if not (versions := self._versions(name)):
+            with locked(self._lock(name)):
+                versions = self._versions(name) or self._add(name, {}, signs=signs)
+        return list(versions.items())[-1]
+
+    def _add(self, name: str, versions: Mapping[str, str], *, signs: bool) -> dict[str, str]:
+        if signs:
+            key = ec.generate_private_key(ec.SECP256R1())
+            text = key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ).decode()
+            public = key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+            key_id = id_of(public)
+            claim(self.folder / name / f"{key_id}.pub", public.decode())
+        else:
+            key_id = os.urandom(8).hex()
+            text = base64.b64encode(os.urandom(KEY_BYTES)).decode()
+        added = {**versions, key_id: text}
+        write_atomically(self._file(name), json.dumps(added), private=True)
+        return added
+
+    def _versions(self, name: str) -> dict[str, str]:
+        """Private keys by id, the newest last."""
+        try:
+            return {
+                str(i): str(text) for i, text in json.loads(self._file(name).read_text()).items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError) as exc:
+            raise LostKeyError(
+                f"{self._file(name)} is damaged; expected the private keys {name!r}. Bring it from "
+                "a copy, or move it away: a new key is made then, and what is signed stays valid. "
+                "Nothing was changed"
+            ) from exc
+
+    def _file(self, name: str) -> Path:
+        return self.folder / "secrets" / f"{name}.json"
+
+    def _lock(self, name: str) -> Path:
+        return private_folder(self.folder / "secrets") / f"{name}.lock"
