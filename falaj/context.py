@@ -233,10 +233,10 @@ def recorded_act(
     settings: Settings, action: str, person: str, said: str, **subject: str
 ) -> AbstractContextManager[dict[str, Any]]:
     """What a person does to a model: a line of the audit trail when the block ends."""
-    from tasks.features.access.audit import AuditTrail, process_identity
+    from tasks.governance.journal import Journal, process_identity
 
     who = {**process_identity(), "subject": person}
-    return AuditTrail(settings.home / "audit").recorded(action, said=said, subject=subject, who=who)
+    return Journal(settings.home / "audit").recorded(action, said=said, subject=subject, who=who)
 
 
 Here = Annotated[Context, Parameter(parse=False)]

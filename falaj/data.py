@@ -333,7 +333,7 @@ def erase(
         falaj predictions erase ana@example.org --dry-run
         falaj predictions erase ana@example.org --yes
     """
-    from tasks.features.access.audit import AuditTrail
+    from tasks.governance.journal import Journal
     from tasks.predictions.schema import open_mask
     from tasks.predictions.upkeep import erase_subject
 
@@ -346,7 +346,7 @@ def erase(
     # The trail names nobody: a digest that only this installation can compare.
     named = open_mask(context.home).text(subject)
     facts: dict[str, Any] = {"subject_digest": named, "model": model}
-    with AuditTrail(context.home / "audit").recorded("erase-predictions", **facts) as act:
+    with Journal(context.home / "audit").recorded("erase-predictions", **facts) as act:
         erasure = erase_subject(context.home, subject, model)
         act.update(rows=erasure.rows, labels=erasure.labels, unread_parts=len(erasure.unread))
     if erasure.unread:

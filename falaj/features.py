@@ -42,9 +42,9 @@ from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 
 if TYPE_CHECKING:
-    from tasks.features.access.audit import AuditLine, AuditTrail
     from tasks.features.access.server import Listening
     from tasks.features.checks.report import ViewParity
+    from tasks.governance.journal import Journal, JournalLine
 
 UNSAFE = ("INTRA_COMMUNICATION_BASE64",)
 """Whoever knows this value would pass every check of Feast's, without a signature."""
@@ -332,10 +332,10 @@ def audit(*, verify: bool = False, last: PositiveInt = 20, context: Here) -> Sho
         falaj audit --last 50
         falaj audit --verify
     """
-    from tasks.features.access.audit import AuditTrail
+    from tasks.governance.journal import Journal
 
     settings = context.settings
-    trail = AuditTrail(settings.features_home / "audit")
+    trail = Journal(settings.features_home / "audit")
     result = trail.verify()
     if not result.num_lines:
         _check_never_used(trail, settings.features_home)
@@ -352,7 +352,7 @@ def audit(*, verify: bool = False, last: PositiveInt = 20, context: Here) -> Sho
     return Shown(facts, [*shown, complete, *_where_answers_are(trail, settings)])
 
 
-def _check_never_used(trail: AuditTrail, home: Path) -> None:
+def _check_never_used(trail: Journal, home: Path) -> None:
     """A trail without a line is complete only where nothing was done that it would hold."""
     if not home.is_dir():
         raise ConfigurationError(
@@ -366,7 +366,7 @@ def _check_never_used(trail: AuditTrail, home: Path) -> None:
         )
 
 
-def _where_answers_are(trail: AuditTrail, settings: Settings) -> list[str]:
+def _where_answers_are(trail: Journal, settings: Settings) -> list[str]:
     """Whoever looks for an approval in the trail of another use case is sent to the right one."""
     shared = settings.home / "audit"
     if trail.folder == shared or not shared.is_dir():
@@ -374,7 +374,7 @@ def _where_answers_are(trail: AuditTrail, settings: Settings) -> list[str]:
     return [row("Answers", f"to promotions, of every use case, are in {shared}")]
 
 
-def _as_stored(line: AuditLine) -> object:
+def _as_stored(line: JournalLine) -> object:
     """What the line holds; the text of one that was spoilt."""
     text = line.text.decode(errors="backslashreplace")
     try:
@@ -383,7 +383,7 @@ def _as_stored(line: AuditLine) -> object:
         return text
 
 
-def _summary(line: AuditLine) -> str:
+def _summary(line: JournalLine) -> str:
     """One line for people: when, what, on what, how it ended, who."""
     try:
         return _act(line.content)

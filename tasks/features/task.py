@@ -10,10 +10,10 @@ from prefect.runtime import flow_run
 from tasks.contracts import data
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import FeatureRanking
-from tasks.features.access.audit import AuditTrail, on_behalf_of, process_identity
 from tasks.features.access.profile import import_feast
 from tasks.features.checks.report import ParityReport
 from tasks.features.config import FeatureConfig, MaterializationConfig
+from tasks.governance.journal import Journal, on_behalf_of, process_identity
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 
@@ -238,7 +238,7 @@ def record_act(action: str, outcome: str, subject: dict[str, str], person: str |
     who = process_identity()
     if person is not None:
         who["subject"] = person  # as told: the server cannot know who clicked
-    trail = AuditTrail(Settings.from_environment().home / "audit")
+    trail = Journal(Settings.from_environment().home / "audit")
     trail.append(
         action, outcome=outcome, subject=subject, who=who, flow_run=str(flow_run.id or "") or None
     )

@@ -25,8 +25,8 @@ from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDataset
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.access.audit import AuditTrail, flow_run_id, process_identity
 from tasks.features.online.newer_wins import check_pushed
+from tasks.governance.journal import Journal, flow_run_id, process_identity
 from tasks.kernel.errors import WindowError
 
 
@@ -152,7 +152,7 @@ class AuditedProvider(PassthroughProvider):
         return self.trail.recorded(action, **described)
 
 
-def _audited(job: RetrievalJob, trail: AuditTrail, facts: dict[str, Any]) -> RetrievalJob:
+def _audited(job: RetrievalJob, trail: Journal, facts: dict[str, Any]) -> RetrievalJob:
     """The job, each of whose ways out leaves a line with the rows that came, where it says so."""
     plain = copy.copy(job)  # its ways out call each other, which is one read
 
@@ -181,9 +181,9 @@ def _audited(job: RetrievalJob, trail: AuditTrail, facts: dict[str, Any]) -> Ret
     return job
 
 
-def audit_trail(config: RepoConfig) -> AuditTrail:
+def audit_trail(config: RepoConfig) -> Journal:
     """The trail that the profile's section `audit` names."""
-    return AuditTrail(Path(config.audit["path"]))
+    return Journal(Path(config.audit["path"]))
 
 
 def audit_facts(config: RepoConfig, subject: dict[str, Any], **facts: Any) -> dict[str, Any]:

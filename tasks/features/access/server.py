@@ -32,9 +32,9 @@ from feast.permissions.server.utils import AuthManagerType, ServerType, init_aut
 from feast.permissions.user import User
 from starlette.authentication import AuthenticationError
 
-from tasks.features.access.audit import AuditTrail
 from tasks.features.access.provider import audit_facts, audit_trail
 from tasks.features.access.store import GuardedFeatureStore, open_store
+from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
 from tasks.kernel.location import is_loopback
 from tasks.kernel.settings import Settings
@@ -173,7 +173,7 @@ def _answer_our_error(request: Request, error: Exception) -> JSONResponse:
 class DenyingSecurityManager(SecurityManager):
     """Permissions of one project; what none of them names is denied, and denials are audited."""
 
-    def __init__(self, store: FeatureStore, trail: AuditTrail) -> None:
+    def __init__(self, store: FeatureStore, trail: Journal) -> None:
         super().__init__(project=store.project, registry=store.registry)
         self._store = store
         self._trail = trail
@@ -217,7 +217,7 @@ class DenyingSecurityManager(SecurityManager):
 class AuditedTokenParser(TokenParser):
     """Reads tokens as Feast does; refused ones leave a line, at most one a second."""
 
-    def __init__(self, parser: TokenParser, trail: AuditTrail, store: FeatureStore) -> None:
+    def __init__(self, parser: TokenParser, trail: Journal, store: FeatureStore) -> None:
         self._parser = parser
         self._trail = trail
         self._project = store.project

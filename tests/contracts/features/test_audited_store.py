@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from falaj.__main__ import main
-from tasks.features.access.audit import on_behalf_of
+from tasks.governance.journal import on_behalf_of
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import GATES, Installation
 from tests.support.data.repository import days

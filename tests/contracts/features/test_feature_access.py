@@ -13,8 +13,8 @@ import requests
 
 from falaj.features import feature_server
 from infra.orchestration.embedded import free_port
-from tasks.features.access.audit import AuditTrail
 from tasks.features.access.server import Listening
+from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError
 from tests.support.data.installation import GATES, Installation
 from tests.support.data.repository import days
@@ -50,7 +50,7 @@ class Served:
     port: int
 
     @property
-    def trail(self) -> AuditTrail:
+    def trail(self) -> Journal:
         return self.installation.trail
 
     def post(self, path: str, body: dict[str, Any], token: str | None) -> requests.Response:

@@ -13,7 +13,7 @@ from falaj.__main__ import main
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
-from tasks.features.access.audit import AuditTrail
+from tasks.governance.journal import Journal
 from tasks.kernel.errors import RegistryError
 from tasks.registry.approval import Answer, close_question, outcome, reopen_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
@@ -257,7 +257,7 @@ def test_the_command_approves_through_the_gates_and_writes_the_audit(
     assert main(["models", "approve", NAME, "1", "--approver", "Ana", "--comment", "ok"]) == 0
     assert "version 1 is the champion, approved by Ana" in capsys.readouterr().out
     assert world.champion == 1
-    trail = AuditTrail(world.home / "audit")
+    trail = Journal(world.home / "audit")
     (line,) = trail.lines()
     assert line.content["said"] == "approve"
     assert line.content["who"]["subject"] == "Ana"

@@ -19,7 +19,7 @@ from prefect.utilities.callables import parameter_schema
 from falaj.__main__ import main
 from flows.promotion import APPROVAL, EXPIRY, approval_expiry_flow, approval_flow, start_approval
 from tasks.contracts.release import PromotionDecision
-from tasks.features.access.audit import AuditTrail
+from tasks.governance.journal import Journal
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import deploy
@@ -53,7 +53,7 @@ class Office:
 
     def audit(self, version: int) -> list[tuple[str, str | None]]:
         """What was said about a version, and by whom."""
-        lines = (line.content for line in AuditTrail(self.home / "audit").lines())
+        lines = (line.content for line in Journal(self.home / "audit").lines())
         return [
             (str(act.get("said", act["outcome"])), act["who"].get("subject"))
             for act in lines

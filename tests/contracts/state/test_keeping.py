@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from falaj.context import Context
 from falaj.state import _prepare, backup, migrate, restore
-from tasks.features.access.audit import AuditTrail
+from tasks.governance.journal import Journal
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.settings import ArtifactStore, Settings, server_environment
@@ -82,7 +82,7 @@ def grown(tmp_path: Path, databases: Path) -> Settings:
     report.mkdir(parents=True)
     (report / "report.json").write_text(json.dumps({"uri": f"artifact:notes/{KEPT}/note.txt"}))
     (home / "reports" / "latest").symlink_to(report.name)
-    AuditTrail(home / "audit").append("apply", subject="x")
+    Journal(home / "audit").append("apply", subject="x")
     (home / "predictions" / "secrets").mkdir(parents=True)
     (home / "predictions" / "secrets" / "mask-key").write_text("secret")
     (home / "run.lock").touch()
@@ -147,7 +147,7 @@ def test_a_backup_is_restored_under_another_path(
     assert not (there.home / "predictions").exists()
     assert (there.home / "feature_tables" / "current").resolve().is_relative_to(there.home)
     assert (there.home / "reports" / "latest" / "report.json").is_file()
-    assert AuditTrail(there.home / "audit").verify().faults == ()
+    assert Journal(there.home / "audit").verify().faults == ()
     with pytest.raises(ConfigurationError, match="holds state already"):
         restore(target.url, context=Context(there))
 

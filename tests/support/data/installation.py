@@ -10,7 +10,6 @@ import pandas as pd
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
-from tasks.features.access.audit import AuditTrail
 from tasks.features.access.store import GuardedFeatureStore, apply_definitions, open_store
 from tasks.features.checks.parity import check_parity
 from tasks.features.checks.report import ParityReport
@@ -18,6 +17,7 @@ from tasks.features.config import MaterializationConfig
 from tasks.features.online.materialization import materialize
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, features_folder, publish_tables
+from tasks.governance.journal import Journal
 from tasks.kernel.settings import ArtifactStore, Settings
 from tests.support.data.repository import SmallRepository, built, vouchers
 
@@ -58,8 +58,8 @@ class Installation:
         return ArtifactStore(self.home / "artifacts")
 
     @property
-    def trail(self) -> AuditTrail:
-        return AuditTrail(self.home / "audit")
+    def trail(self) -> Journal:
+        return Journal(self.home / "audit")
 
     def acts(self, action: str) -> list[dict[str, Any]]:
         """The audit lines of one kind of act."""

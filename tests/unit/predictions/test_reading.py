@@ -11,7 +11,7 @@ from falaj.context import Context
 from falaj.data import predictions as app
 from serving.errors import OverloadedError
 from tasks.contracts.base import TimeWindow
-from tasks.features.access.audit import AuditTrail
+from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
@@ -175,7 +175,7 @@ def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "out.csv")) == 10
     assert {file.stat().st_mode & 0o777 for file in tmp_path.glob("out.*")} == {0o600}
     assert "10 rows of 2 files" in run(home, "erase", "s0")[0]
-    [line] = AuditTrail(home / "audit").lines()
+    [line] = Journal(home / "audit").lines()
     assert line.content["action"] == "erase-predictions"
     assert line.content["rows"] == 10
     assert "s0" not in line.content["subject_digest"]

@@ -6,32 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from tasks.features.access import audit
-from tasks.features.access.audit import AuditTrail
+from tasks.governance import journal as audit
+from tasks.governance.journal import Journal
 from tasks.kernel.errors import StorageError
 from tests.support.host.processes import python
 
 APPEND = """
 import sys
 from pathlib import Path
-from tasks.features.access.audit import AuditTrail
-trail = AuditTrail(Path(sys.argv[1]))
+from tasks.governance.journal import Journal
+trail = Journal(Path(sys.argv[1]))
 for number in range(int(sys.argv[2])):
     trail.append("push", number=number, outcome="ok")
 """
 
 
 @pytest.fixture
-def trail(tmp_path: Path) -> AuditTrail:
-    return AuditTrail(tmp_path / "audit")
+def trail(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "audit")
 
 
-def the_file(trail: AuditTrail) -> Path:
+def the_file(trail: Journal) -> Path:
     (file,) = trail.folder.glob("features-*.jsonl")
     return file
 
 
-def with_lines(trail: AuditTrail, count: int) -> list[bytes]:
+def with_lines(trail: Journal, count: int) -> list[bytes]:
     for number in range(count):
         trail.append("push", number=number, outcome="ok")
     return the_file(trail).read_bytes().splitlines(keepends=True)
@@ -56,7 +56,7 @@ def changed(line: bytes) -> bytes:
     ids=["first", "middle", "order", "changed", "newest-changed", "newest", "newest-two", "all"],
 )
 def test_tampering_is_noticed_at_once_and_after_later_acts_too(
-    trail: AuditTrail, tampered: Callable[[list[bytes]], list[bytes]]
+    trail: Journal, tampered: Callable[[list[bytes]], list[bytes]]
 ) -> None:
     lines = tampered(with_lines(trail, 5))
     the_file(trail).write_bytes(b"".join(lines))
@@ -66,7 +66,7 @@ def test_tampering_is_noticed_at_once_and_after_later_acts_too(
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_removed_head_is_noticed_after_later_acts_too(trail: AuditTrail, count: int) -> None:
+def test_a_removed_head_is_noticed_after_later_acts_too(trail: Journal, count: int) -> None:
     with_lines(trail, count)
     (trail.folder / "head.json").unlink()
     assert "head.json is missing" in trail.verify().faults[0]
@@ -75,7 +75,7 @@ def test_a_removed_head_is_noticed_after_later_acts_too(trail: AuditTrail, count
 
 
 def test_the_first_act_that_is_killed_before_the_head_leaves_no_fault(
-    trail: AuditTrail, monkeypatch: pytest.MonkeyPatch
+    trail: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = audit.put
 
@@ -94,7 +94,7 @@ def test_the_first_act_that_is_killed_before_the_head_leaves_no_fault(
 
 
 def test_a_disk_that_fills_in_a_line_refuses_it_and_keeps_no_part_of_it(
-    trail: AuditTrail, monkeypatch: pytest.MonkeyPatch
+    trail: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_lines(trail, 2)
     write, room = os.write, [10]
@@ -115,9 +115,7 @@ def test_a_disk_that_fills_in_a_line_refuses_it_and_keeps_no_part_of_it(
     assert (trail.verify().num_lines, trail.verify().faults) == (3, ())
 
 
-def test_the_chain_goes_on_in_the_next_month_and_a_missing_month_is_noticed(
-    trail: AuditTrail,
-) -> None:
+def test_the_chain_goes_on_in_the_next_month_and_a_missing_month_is_noticed(trail: Journal) -> None:
     with_lines(trail, 3)
     earlier = the_file(trail).rename(trail.folder / "features-2013-01.jsonl")
     trail.append("push", outcome="ok")
@@ -127,7 +125,7 @@ def test_the_chain_goes_on_in_the_next_month_and_a_missing_month_is_noticed(
     assert "does not follow the line before it" in trail.verify().faults[0]
 
 
-def test_a_process_killed_between_line_and_head_leaves_no_fault(trail: AuditTrail) -> None:
+def test_a_process_killed_between_line_and_head_leaves_no_fault(trail: Journal) -> None:
     with_lines(trail, 3)
     head = (trail.folder / "head.json").read_text()
     trail.append("push", outcome="ok")
@@ -135,7 +133,7 @@ def test_a_process_killed_between_line_and_head_leaves_no_fault(trail: AuditTrai
     assert trail.verify().faults == ()
 
 
-def test_a_line_that_a_power_cut_tore_is_told_and_spoils_no_later_one(trail: AuditTrail) -> None:
+def test_a_line_that_a_power_cut_tore_is_told_and_spoils_no_later_one(trail: Journal) -> None:
     with_lines(trail, 2)
     with the_file(trail).open("ab") as stream:
         stream.write(b'{"time":"2013-')
@@ -145,7 +143,7 @@ def test_a_line_that_a_power_cut_tore_is_told_and_spoils_no_later_one(trail: Aud
     )
 
 
-def test_processes_that_append_at_once_keep_one_chain(trail: AuditTrail) -> None:
+def test_processes_that_append_at_once_keep_one_chain(trail: Journal) -> None:
     writers = [python("-c", APPEND, str(trail.folder), "50") for _ in range(4)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0, 0]
     assert trail.verify().faults == ()
@@ -153,7 +151,7 @@ def test_processes_that_append_at_once_keep_one_chain(trail: AuditTrail) -> None
     assert len({line.content["who"]["process"] for line in trail.lines()}) == 4
 
 
-def test_only_the_owner_may_read_the_trail(trail: AuditTrail) -> None:
+def test_only_the_owner_may_read_the_trail(trail: Journal) -> None:
     trail.folder.mkdir(mode=0o755)
     trail.append("push", outcome="ok")
     assert trail.folder.stat().st_mode & 0o777 == 0o700
@@ -161,7 +159,7 @@ def test_only_the_owner_may_read_the_trail(trail: AuditTrail) -> None:
 
 
 def test_an_act_that_fails_is_recorded_with_its_kind_of_error_and_not_its_text(
-    trail: AuditTrail,
+    trail: Journal,
 ) -> None:
     def fail() -> None:
         with trail.recorded("historical-read", subject={"views": ["weather"]}):
@@ -174,7 +172,7 @@ def test_an_act_that_fails_is_recorded_with_its_kind_of_error_and_not_its_text(
     assert b"N14228" not in line.text
 
 
-def test_what_cannot_be_recorded_is_not_done(trail: AuditTrail) -> None:
+def test_what_cannot_be_recorded_is_not_done(trail: Journal) -> None:
     trail.folder.parent.mkdir(exist_ok=True)
     trail.folder.write_text("a file where the folder should be")
     done = []

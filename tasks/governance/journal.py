@@ -40,7 +40,7 @@ FLOW_RUN: ContextVar[str | None] = ContextVar("falaj_flow_run", default=None)
 
 
 @dataclass(frozen=True)
-class AuditLine:
+class JournalLine:
     """One line as it is stored in the file."""
 
     file: str
@@ -63,7 +63,7 @@ class AuditLine:
 
 
 @dataclass(frozen=True)
-class AuditResult:
+class JournalResult:
     """Whether the chain is whole."""
 
     num_lines: int
@@ -71,7 +71,7 @@ class AuditResult:
     faults: tuple[str, ...]
 
 
-class AuditTrail:
+class Journal:
     """Audit lines in one folder, which only its owner may enter."""
 
     def __init__(self, folder: Path) -> None:
@@ -116,14 +116,14 @@ class AuditTrail:
             append(self.folder / f"features-{now:%Y-%m}.jsonl", [text], mode=FILE_MODE)
             self._move_head(hashlib.sha256(text.encode()).hexdigest())
 
-    def lines(self) -> Iterator[AuditLine]:
+    def lines(self) -> Iterator[JournalLine]:
         """All lines, oldest first."""
         for file in self._files():
             with file.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
-                    yield AuditLine(file.name, number, line.removesuffix(b"\n"))
+                    yield JournalLine(file.name, number, line.removesuffix(b"\n"))
 
-    def verify(self) -> AuditResult:
+    def verify(self) -> JournalResult:
         """Follow the chain from the first line to the head.
 
         A process that was killed between a line and the head leaves the head one line behind;
@@ -147,7 +147,7 @@ class AuditTrail:
             faults.append("head.json is missing or spoilt: the newest lines cannot be vouched for")
         elif head is not None and head not in digests[-2:]:
             faults.append("the newest lines are missing: the head names a line that is not there")
-        return AuditResult(len(digests) - 1, digests[-1], tuple(faults))
+        return JournalResult(len(digests) - 1, digests[-1], tuple(faults))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
