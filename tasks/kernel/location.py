@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
 from tasks.kernel import errors, files
+from tasks.kernel.keys import envelope
+from tasks.kernel.keys.encryption import encryption
+from tasks.kernel.keys.envelope import Envelopes
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
@@ -79,10 +82,15 @@ class Location:
     Args:
         url: without a slash at its end.
         access: what `s3_access` gives; None: from this process's variables.
+
+    Where encryption is on, objects are envelopes; names stay readable, and sizes are those of the
+    content.
     """
 
     url: str
     access: Mapping[AccessName, str] | None = field(default=None, repr=False, compare=False)
+    plain: bool = False
+    """Never encrypt: others read it without our keys, or it is the state folder itself."""
 
     def __str__(self) -> str:
         return self.url
@@ -122,15 +130,43 @@ class Location:
             ArtifactError: it ends before `start`.
         """
         with suppress(FileNotFoundError), self._explained(name):
+            if self._envelopes:
+                return self._opened_part(self._envelopes, name, start, length)
             if length is None:
                 return bytes(self._store.get(name).bytes())
             return bytes(self._store.get_range(name, start=start, length=length))
         return None
 
+    def _opened_part(
+        self, envelopes: Envelopes, name: str, start: int, length: int | None
+    ) -> bytes:
+        """Some bytes of the content of an envelope, by two requests."""
+        found = self._store.get(name, options={"range": (0, envelope.HEADER_BYTES)})
+        header, total = bytes(found.bytes()), found.meta["size"]
+        if not envelope.is_envelope(header):
+            raise envelope.no_envelope(f"{self.url}/{name}")
+        size = envelope.content_bytes(total)
+        end = size if length is None else min(size, start + length)
+        if start > size:
+            raise errors.ArtifactError(f"{self.url}/{name} is shorter than it was. {MEND}")
+        first, last = envelope.sealed_range(start, end)
+        body = bytes(self._store.get_range(name, start=first, end=min(last, total)))
+
+        def fetch(at: int, number: int) -> bytes:
+            return header if at == 0 else body[at - first : at - first + number]
+
+        content, wanted = b"", end - start
+        for chunk in envelopes.open(name, total, fetch, start):
+            content += chunk
+            if len(content) >= wanted:
+                break
+        return content[:wanted]
+
     def size(self, name: str) -> int | None:
         """Bytes of an object; None where there is none."""
         with suppress(FileNotFoundError), self._explained(name):
-            return int(self._store.head(name)["size"])
+            size = int(self._store.head(name)["size"])
+            return envelope.content_bytes(size) if self._envelopes else size
         return None
 
     def write(self, name: str, content: bytes | Path) -> None:
@@ -139,7 +175,16 @@ class Location:
             size = content.stat().st_size if isinstance(content, Path) else len(content)
             limit_s = SILENCE_LIMIT_S if size <= CHUNK_BYTES else UPLOAD_LIMIT_S
             store, in_parts = self._to_write(limit_s), size >= WHOLE_UPLOAD_BYTES
-            store.put(name, content, use_multipart=in_parts, chunk_size=part_bytes(size))
+            sealed: bytes | Path | Iterator[bytes] = content
+            if self._envelopes:
+                sealed = self._envelopes.seal(name, _pieces(content))
+                in_parts = size > CHUNK_BYTES  # what comes in pieces is else held as a whole
+                sealed = sealed if in_parts else b"".join(sealed)
+            store.put(name, sealed, use_multipart=in_parts, chunk_size=part_bytes(size))
+
+    def _sealed(self, name: str, content: bytes) -> bytes:
+        found = self._envelopes
+        return b"".join(found.seal(name, [content])) if found else content
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that nobody has written; False where somebody has."""
@@ -148,7 +193,7 @@ class Location:
         with self._explained(name):
             try:
                 store = self._to_write(SILENCE_LIMIT_S)
-                store.put(name, content, mode="create", use_multipart=False)
+                store.put(name, self._sealed(name, content), mode="create", use_multipart=False)
             except AlreadyExistsError:
                 # Of a request that was sent again, as its answer was lost, the first one may have
                 # written it.
@@ -183,14 +228,21 @@ class Location:
                 new = make(None)
                 return new if self.create(name, new) else None
             version: UpdateVersion = {"e_tag": seen.meta["e_tag"]}
-            old = bytes(seen.bytes())
+            old = self._content(name, bytes(seen.bytes()))
             if (new := make(old)) == old:
                 return new
             try:
-                self._store.put(name, new, mode=version, use_multipart=False)
+                sealed = self._sealed(name, new)
+                self._store.put(name, sealed, mode=version, use_multipart=False)
             except PreconditionError:
                 return new if self.read(name) == new else None
             return new
+
+    def _content(self, name: str, there: bytes) -> bytes:
+        if not self._envelopes:
+            return there
+        found = self._envelopes.open(name, len(there), lambda at, number: there[at : at + number])
+        return b"".join(found)
 
     def bring(self, name: str, target: Path, *, sha256: str | None = None) -> None:
         """Stream an object into a file, which appears whole.
@@ -215,7 +267,22 @@ class Location:
                 )
 
     def _chunks(self, name: str) -> Iterator[bytes]:
-        """Content of an object; where an answer breaks off, the rest of the same is asked for."""
+        """Content of an object, piece by piece."""
+        if not self._envelopes:
+            return self._stored(name)
+        total, stored, waiting = int(self._store.head(name)["size"]), self._stored(name), b""
+
+        def fetch(_: int, number: int) -> bytes:
+            nonlocal waiting
+            while len(waiting) < number and (piece := next(stored, b"")):
+                waiting += piece
+            taken, waiting = waiting[:number], waiting[number:]
+            return taken
+
+        return self._envelopes.open(name, total, fetch)
+
+    def _stored(self, name: str) -> Iterator[bytes]:
+        """An object as it is; where an answer breaks off, the rest of the same is asked for."""
         from obstore.exceptions import GenericError
 
         done, breaks, options = 0, 0, dict[str, Any]()
@@ -242,6 +309,11 @@ class Location:
         """Objects below `<prefix>/`, by their names."""
         with suppress(FileNotFoundError), self._explained(prefix):
             found = (meta for page in self._store.list(prefix or None) for meta in page)
+            if self._envelopes:
+                return {
+                    m["path"]: Entry(envelope.content_bytes(m["size"]), m["last_modified"], "")
+                    for m in found
+                }
             return {
                 m["path"]: Entry(m["size"], m["last_modified"], (m["e_tag"] or "").strip('"'))
                 for m in found
@@ -253,6 +325,10 @@ class Location:
         for name in names:
             with suppress(FileNotFoundError), self._explained(name):
                 self._store.delete(name)
+
+    @property
+    def _envelopes(self) -> Envelopes | None:
+        return None if self.plain else encryption(os.environ)
 
     @property
     def _store(self) -> ObjectStore:
@@ -306,6 +382,15 @@ class Location:
                 f"{where}: the store does not answer as expected ({_reason(exc)}), "
                 f"tried up to {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
+
+
+def _pieces(content: bytes | Path) -> Iterator[bytes]:
+    if isinstance(content, bytes):
+        yield content
+        return
+    with content.open("rb") as stream:
+        while piece := stream.read(CHUNK_BYTES):
+            yield piece
 
 
 def is_loopback(host: str) -> bool:

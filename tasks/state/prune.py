@@ -85,7 +85,7 @@ def plan_pruning(
         seen = path.lstat()
         if _LOG.search(path.name) and path.is_file() and seen.st_mtime < oldest.timestamp():
             found.logs[path] = seen.st_size
-    here = Location(settings.home.as_uri())
+    here = Location(settings.home.as_uri(), plain=True)
     found.results = {
         (place, name): entry.num_bytes
         for place in {here, settings.location or here}

@@ -720,7 +720,7 @@ class SharedResults(WritableFileSystem):
     @staticmethod
     def _location() -> Location:
         settings = Settings.from_environment()
-        return settings.location or Location(settings.home.as_uri())
+        return settings.location or Location(settings.home.as_uri(), plain=True)
 
 
 def keep_results() -> None:

@@ -4,12 +4,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.keys.address import KEYS, keys_at
 from tasks.kernel.keys.files import FileKeys
 from tasks.kernel.keys.store import KeyStore
-
-KEYS = "FALAJ_KEYS"
-"""Variable with the address of a key store; without it keys are files of the state folder."""
+from tasks.kernel.settings import bring, claim
 
 
 def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeyStore:
@@ -20,6 +18,4 @@ def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeySt
         environment: default: this process's.
     """
     address = (os.environ if environment is None else environment).get(KEYS)
-    if not address:
-        return FileKeys(home / "keyring")
-    raise ConfigurationError(f"{KEYS} is {address}; expected no address. Nothing was signed")
+    return keys_at(address) if address else FileKeys(home / "keyring", bring, claim)

@@ -7,7 +7,7 @@ machines of one state sign each by a key of its own, and trust those of all.
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +20,23 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tasks.kernel.errors import LostKeyError
 from tasks.kernel.files import locked, private_folder, write_atomically
 from tasks.kernel.keys.store import Signature, id_of
-from tasks.kernel.settings import bring, claim
 
 NONCE_BYTES, KEY_BYTES = 12, 32
 
 
 @dataclass(frozen=True)
 class FileKeys:
-    """Keys in one folder."""
+    """Keys in one folder.
+
+    Args:
+        folder: holds them.
+        bring: brings here what other machines have in a folder.
+        publish: writes a public key for all machines.
+    """
 
     folder: Path
+    bring: Callable[[Path], object] = lambda folder: folder
+    publish: Callable[[Path, str], object] = write_atomically
 
     def sign(self, name: str, content: bytes) -> Signature:
         """See `KeyStore.sign`."""
@@ -40,7 +47,7 @@ class FileKeys:
 
     def public_keys(self, name: str) -> Mapping[str, bytes]:
         """See `KeyStore.public_keys`."""
-        bring(self.folder / name)
+        self.bring(self.folder / name)
         found = (file.read_bytes() for file in sorted((self.folder / name).glob("*.pub")))
         return {id_of(pem): pem for pem in found}
 
@@ -97,7 +104,7 @@ class FileKeys:
                 serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
             )
             key_id = id_of(public)
-            claim(self.folder / name / f"{key_id}.pub", public.decode())
+            self.publish(self.folder / name / f"{key_id}.pub", public.decode())
         else:
             key_id = os.urandom(8).hex()
             text = base64.b64encode(os.urandom(KEY_BYTES)).decode()

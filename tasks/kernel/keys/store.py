@@ -34,6 +34,9 @@ class Signature:
 class KeyStore(Protocol):
     """What signs and encrypts by the name of a key; a key is made by its first use."""
 
+    def __hash__(self) -> int:
+        """Equal stores hold the same keys."""
+
     def sign(self, name: str, content: bytes) -> Signature:
         """Sign by the newest version of a key.
 

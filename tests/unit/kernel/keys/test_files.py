@@ -102,4 +102,6 @@ def test_processes_that_sign_at_once_make_one_key(keys: FileKeys) -> None:
 
 
 def test_without_an_address_keys_are_in_the_state_folder(tmp_path: Path) -> None:
-    assert key_store(tmp_path, {}) == FileKeys(tmp_path / "keyring")
+    keys = key_store(tmp_path, {})
+    assert isinstance(keys, FileKeys)
+    assert keys.folder == tmp_path / "keyring"
