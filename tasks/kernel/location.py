@@ -27,7 +27,7 @@ from tasks.kernel.keys.encryption import encryption
 from tasks.kernel.keys.envelope import Envelopes
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, UpdateVersion
+    from obstore import GetOptions, GetResult, UpdateVersion
     from obstore.store import ObjectStore
 
 EXPECTED = "expected file:///folder or s3://bucket/prefix, `#` in it written as %23"
@@ -130,37 +130,35 @@ class Location:
             ArtifactError: it ends before `start`.
         """
         with suppress(FileNotFoundError), self._explained(name):
+            if length is None:
+                return self._content(name, bytes(self._store.get(name).bytes()))
             if self._envelopes:
                 return self._opened_part(self._envelopes, name, start, length)
-            if length is None:
-                return bytes(self._store.get(name).bytes())
             return bytes(self._store.get_range(name, start=start, length=length))
         return None
 
-    def _opened_part(
-        self, envelopes: Envelopes, name: str, start: int, length: int | None
-    ) -> bytes:
+    def _opened_part(self, envelopes: Envelopes, name: str, start: int, length: int) -> bytes:
         """Some bytes of the content of an envelope, by two requests."""
         found = self._store.get(name, options={"range": (0, envelope.HEADER_BYTES)})
         header, total = bytes(found.bytes()), found.meta["size"]
-        if not envelope.is_envelope(header):
-            raise envelope.no_envelope(f"{self.url}/{name}")
         size = envelope.content_bytes(total)
-        end = size if length is None else min(size, start + length)
-        if start > size:
+        end = min(size, start + length)
+        if start > size >= 0:
             raise errors.ArtifactError(f"{self.url}/{name} is shorter than it was. {MEND}")
         first, last = envelope.sealed_range(start, end)
-        body = bytes(self._store.get_range(name, start=first, end=min(last, total)))
+        options = {"range": (first, min(last, total)), "if_match": found.meta["e_tag"]}
+        rest = self._store.get(name, options=cast("GetOptions", options)) if size >= 0 else None
+        body = bytes(rest.bytes()) if rest else b""
 
         def fetch(at: int, number: int) -> bytes:
             return header if at == 0 else body[at - first : at - first + number]
 
-        content, wanted = b"", end - start
+        content = b""
         for chunk in envelopes.open(name, total, fetch, start):
             content += chunk
-            if len(content) >= wanted:
+            if len(content) >= end - start:
                 break
-        return content[:wanted]
+        return content[: end - start]
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None where there is none."""
@@ -269,8 +267,9 @@ class Location:
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Content of an object, piece by piece."""
         if not self._envelopes:
-            return self._stored(name)
-        total, stored, waiting = int(self._store.head(name)["size"]), self._stored(name), b""
+            return self._stored(name, self._store.get(name))
+        found = self._store.get(name)
+        stored, waiting = self._stored(name, found), b""
 
         def fetch(_: int, number: int) -> bytes:
             nonlocal waiting
@@ -279,15 +278,14 @@ class Location:
             taken, waiting = waiting[:number], waiting[number:]
             return taken
 
-        return self._envelopes.open(name, total, fetch)
+        return self._envelopes.open(name, found.meta["size"], fetch)
 
-    def _stored(self, name: str) -> Iterator[bytes]:
+    def _stored(self, name: str, found: GetResult) -> Iterator[bytes]:
         """An object as it is; where an answer breaks off, the rest of the same is asked for."""
         from obstore.exceptions import GenericError
 
-        done, breaks, options = 0, 0, dict[str, Any]()
+        done, breaks = 0, 0
         while True:
-            found = self._store.get(name, options=cast("GetOptions", options))
             try:
                 for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                     yield bytes(chunk)
@@ -297,6 +295,7 @@ class Location:
                 if (breaks := breaks + 1) > RETRIES:
                     raise
                 options = {"range": {"offset": done}, "if_match": found.meta["e_tag"]}
+                found = self._store.get(name, options=cast("GetOptions", options))
 
     def send_content(self, path: Path) -> tuple[str, int]:
         """Bring a file's content into the location, unless it is there; its digest and size."""

@@ -1,7 +1,7 @@
 """Envelopes: content encrypted by a data key, which lies encrypted beside it.
 
     header, 512 bytes: magic, JSON {"key", "data_key", "salt", "prefix"}, spaces
-    chunks of 128 KiB, each AES-256-GCM with its tag of 16 bytes
+    chunks of 64 KiB, each AES-256-GCM with its tag of 16 bytes
 
 Chunks are numbered in their nonces and the last one is marked there, so none can be removed,
 repeated or exchanged: the construction STREAM (Hoang, Reyhanitabar, Rogaway and Vizar, CRYPTO
@@ -25,7 +25,7 @@ from tasks.kernel.errors import ArtifactError
 from tasks.kernel.keys.store import KeyStore
 
 MAGIC = b"FALAJ-ENVELOPE-1\n"
-HEADER_BYTES, CHUNK_BYTES, TAG_BYTES = 512, 128 * 1024, 16
+HEADER_BYTES, CHUNK_BYTES, TAG_BYTES = 512, 64 * 1024, 16
 KEY_BYTES, SALT_BYTES, PREFIX_BYTES = 32, 16, 7
 DATA_KEY_S = 600
 """How long a process encrypts by one data key: a rotated key is used within this time."""
