@@ -99,6 +99,10 @@ COMMANDS = {
         "backup": ("state:backup", "Copy the whole state, while it is used, to a place or store."),
         "restore": ("state:restore", "Bring a backup into an empty state, here or elsewhere."),
         "prune": ("state:prune", "Show, and remove with --yes, what nothing needs any more."),
+        "encryption": (
+            "governance.encryption:app",
+            "Encrypt the state, rotate and destroy its key.",
+        ),
         "migrate": ("state:migrate", "Move the state to S3, PostgreSQL and Redis."),
     },
     "This command line": {

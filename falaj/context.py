@@ -68,8 +68,10 @@ class Context:
         if self.given is not None:
             return self.given
         from tasks.kernel.settings import SERVER_FILE, USE_CASE_FILE, Settings, server_environment
+        from tasks.state.encrypted_folder import open_state
 
         found = Settings.from_environment()
+        open_state(found.home, os.environ)
         if server := server_environment(found.home / SERVER_FILE, os.environ):
             os.environ.update(server)
             found = Settings.from_environment()
