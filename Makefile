@@ -70,7 +70,8 @@ test: setup ## run the tests, but for the slow ones, on two workers (PYTEST_ARGS
 SLOW := -m "(slow or hypothesis) and not drill" --hypothesis-profile thorough --resume
 PARTS := --splits 7 --durations-path tests/durations.json
 PROGRAMS := sshd:openssh-server ip:iproute2 chromium:chromium buildah:buildah mmdebstrap:mmdebstrap \
-	podman:podman runc:runc # with their Debian packages
+	podman:podman runc:runc gocryptfs:gocryptfs fusermount3:fuse3 wireguard-go:wireguard-go \
+	wg:wireguard-tools # with their Debian packages
 TOOLS := .venv-triton/complete .venv-serving-clients/complete
 
 test-slow: setup tools ## run the slow tests, or one part of seven (PART=3); resumes what was interrupted

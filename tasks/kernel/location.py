@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import chain
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -23,7 +24,8 @@ from urllib.parse import unquote, urlsplit
 
 from tasks.kernel import errors, files
 from tasks.kernel.keys import envelope
-from tasks.kernel.keys.encryption import encryption
+from tasks.kernel.keys.address import KEYS
+from tasks.kernel.keys.encryption import ENCRYPTION, encryption
 from tasks.kernel.keys.envelope import Envelopes
 
 if TYPE_CHECKING:
@@ -238,9 +240,18 @@ class Location:
 
     def _content(self, name: str, there: bytes) -> bytes:
         if not self._envelopes:
-            return there
+            return self._readable(name, there)
         found = self._envelopes.open(name, len(there), lambda at, number: there[at : at + number])
         return b"".join(found)
+
+    def _readable(self, name: str, there: bytes) -> bytes:
+        """See that content is not encrypted, where nothing is decrypted."""
+        if not self.plain and envelope.is_envelope(there):
+            raise errors.ConfigurationError(
+                f"{self.url}/{name} is encrypted, and encryption is off here; set {ENCRYPTION} to "
+                f"the name of its key and {KEYS} to the address of the key store. Nothing was read"
+            )
+        return there
 
     def bring(self, name: str, target: Path, *, sha256: str | None = None) -> None:
         """Stream an object into a file, which appears whole.
@@ -267,7 +278,8 @@ class Location:
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Content of an object, piece by piece."""
         if not self._envelopes:
-            return self._stored(name, self._store.get(name))
+            pieces = self._stored(name, self._store.get(name))
+            return chain([self._readable(name, next(pieces, b""))], pieces)
         found = self._store.get(name)
         stored, waiting = self._stored(name, found), b""
 

@@ -5,7 +5,12 @@ Horovod's traffic goes over the chosen interface: without that the ranks could n
 """
 
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address
@@ -72,6 +77,53 @@ def test_three_hosts_train_one_network_and_nothing_shows_a_secret(
         report = report_of(job.run)
     assert [group.places for group in report.groups] == [("h1-0", "h2-0", "h3-0")]
     assert not any(ranks_on(host, job.run) for host in ("h0", *cluster.hosts))
+
+
+@pytest.mark.skipif(shutil.which("wireguard-go") is None, reason="wireguard-go is not installed")
+def test_with_a_tunnel_nothing_of_the_training_is_readable_on_the_wire(
+    cluster: hosts.Cluster, tmp_path: Path
+) -> None:
+    clear = on_the_wire(cluster, tmp_path / "clear", {})
+    tunnelled = on_the_wire(cluster, tmp_path / "tunnel", {"encrypted": True})
+    assert (clear["tcp"] > 100, clear["udp"]) == (True, 0)
+    # SSH, and the tunnel's UDP.
+    assert (tunnelled["tcp"], tunnelled["udp"] > 100) == (0, True)
+    for host in ("h0", *cluster.hosts):
+        links = hosts.run("ip", "-n", hosts.namespace(host), "-o", "link")
+        assert not re.search(r"falaj[0-9a-f]{6}\b", links), "the interface goes with the run"
+
+
+def on_the_wire(cluster: hosts.Cluster, folder: Path, options: dict[str, object]) -> dict[str, int]:
+    """Packets on the switch while two ranks train: TCP but for SSH's, and UDP."""
+    folder.mkdir()
+    capture = (
+        "import socket, sys\n"
+        "s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))\n"
+        "seen = {6: 0, 17: 0}\n"
+        "print('ready', flush=True)\n"
+        "s.settimeout(0.2)\n"
+        "while True:\n"
+        "    try:\n"
+        "        p = s.recv(65536)\n"
+        "    except TimeoutError:\n"
+        "        print(seen[6], seen[17], flush=True)\n"
+        "        continue\n"
+        "    ports = int.from_bytes(p[34:36], 'big'), int.from_bytes(p[36:38], 'big')\n"
+        "    if p[23] in seen and 22 not in ports:\n"
+        "        seen[p[23]] += 1\n"
+    )
+    line = ["ip", "netns", "exec", hosts.SWITCH, sys.executable, "-c", capture]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as sniffer:
+        assert sniffer.stdout is not None
+        assert sniffer.stdout.readline() == "ready\n"
+        given = {"min_ranks": 2, **options}
+        with started(cluster, folder, 2, given, num_steps=40, patient=True) as job:
+            job.await_that(lambda: job.run.has_done(30, size=2), "two ranks train")
+            finish(job)
+        time.sleep(1)
+        sniffer.terminate()
+        tcp, udp = sniffer.stdout.read().split("\n")[-2].split()
+    return {"tcp": int(tcp), "udp": int(udp)}
 
 
 def test_a_cut_link_is_noticed_and_its_host_is_used_again_when_it_is_back(

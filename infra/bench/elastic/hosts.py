@@ -121,8 +121,11 @@ class Cluster:
 
     def start_on(self, host: str, command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         """Start a command on a host, under a guard: it ends when this process does."""
-        script = f'hostname {host}; exec "$@"'
-        there = ["ip", "netns", "exec", namespace(host), "unshare", "--uts", "sh", "-c", script]
+        # WireGuard's programs meet in that folder, which hosts do not share.
+        own = "mkdir -p /run/wireguard && mount -t tmpfs none /run/wireguard"
+        script = f'hostname {host}; {own}; exec "$@"'
+        alone = ["unshare", "--uts", "--mount", "sh", "-c", script]
+        there = ["ip", "netns", "exec", namespace(host), *alone]
         with output.open("ab") as stream:
             return subprocess.Popen(
                 guard.guarded([*there, "sh", *command], 2),

@@ -30,6 +30,10 @@ class ElasticConfig(Described):
     """Ranks of a host for which discovery names no number."""
     interface: str = Field(default=LOOPBACK_INTERFACE, pattern=r"^[\w.:@-]{1,15}$")
     """Network interface that ranks and driver talk over; called so on every host."""
+    encrypted: bool = False
+    """Let all traffic between ranks go through a WireGuard tunnel, made for the run on top of the
+    interface; always so where encryption is on. Needs CAP_NET_ADMIN on every host."""
+    tunnel_port: int = Field(default=0, ge=0, le=65535, description="Its UDP port; 0: any free.")
 
     # How other hosts are reached
     ssh_user: str = Field(default="", pattern=r"^[\w.-]*$")

@@ -9,6 +9,7 @@ lost rank, and leaves remote workers behind. Of Horovod there is the rendezvous 
 """
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,9 +19,11 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from tasks.contracts.base import Contract
 from tasks.kernel.errors import TrainingError, TransientError
+from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.training.elastic import link, process
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import SHORTEST_REST_S, Cooldown, HostWatch, discovery_of
+from tasks.training.elastic.tunnel import Tunnel
 from tasks.training.launch.rank_group import error_of_rank
 from tasks.training.launch.rendezvous import SLOT_FIELDS, Rendezvous, address_of, assignments
 
@@ -155,8 +158,10 @@ class ElasticDriver:
         shortest_rest_s: float = SHORTEST_REST_S,
     ) -> None:
         self._config = config
+        self._spec, self._on_line = spec, on_line
         self._fleet = process.Fleet(spec, config, on_line)
         self._address = address_of(config.interface)
+        self._tunnel: Tunnel | None = None
         self._hosts = HostWatch(discovery_of(config))
         self._cooldown = Cooldown(shortest_rest_s)
         self._history = History()
@@ -173,6 +178,12 @@ class ElasticDriver:
         self._done_since: float | None = None
 
     def __enter__(self) -> Self:
+        asked = self._config.encrypted or bool(os.environ.get(ENCRYPTION))
+        if asked and self._config.discovery != "local":
+            self._tunnel = Tunnel(self._config)
+            self._address = self._tunnel.address
+            inside = self._config.model_copy(update={"interface": self._tunnel.interface})
+            self._fleet = process.Fleet(self._spec, inside, self._on_line)
         self._hosts.look()
         self._hosts.start()
         return self
@@ -181,6 +192,8 @@ class ElasticDriver:
         self._hosts.stop()
         self._fleet.close()
         self._close_rendezvous()
+        if self._tunnel is not None:
+            self._tunnel.close()
 
     @property
     def members(self) -> tuple[process.Member, ...]:
@@ -321,6 +334,9 @@ class ElasticDriver:
                 member.asked_to_leave = True
                 member.send(link.Leave())
                 LOGGER.info("%s is no longer offered; it is asked to leave", member.place)
+        if self._tunnel is not None:
+            self._tunnel.follow(slots)
+            slots = {host: n for host, n in slots.items() if self._tunnel.stands(host)}
         for host, count in slots.items():
             for slot in range(count):
                 place = f"{host}-{slot}"
@@ -375,6 +391,7 @@ class ElasticDriver:
     def _wait_for_ranks(self, num_ready: int, waited_s: float) -> None:
         if waited_s > self._config.gather_timeout_s:
             reasons = [self._hosts.trouble, *self._history.losses[-3:]]
+            reasons += [f"tunnel: {self._tunnel.trouble}"] if self._tunnel else []
             known = "; ".join(reason for reason in reasons if reason)
             raise TransientError(
                 f"{num_ready} rank(s) are ready after {waited_s:.0f} s, min_ranks="

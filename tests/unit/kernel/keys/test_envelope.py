@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.kernel.errors import ArtifactError, LostKeyError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, LostKeyError
 from tasks.kernel.keys import envelope
 from tasks.kernel.keys.envelope import CHUNK_BYTES, HEADER_BYTES, TAG_BYTES, Envelopes
 from tasks.kernel.keys.files import FileKeys
@@ -124,6 +124,20 @@ def test_what_was_written_before_is_refused_and_names_the_way(lake: Location) ->
     for read in (lambda: lake.read("old"), lambda: lake.read("old", 2, 3)):
         with pytest.raises(ArtifactError, match="falaj encryption enable"):
             read()
+
+
+def test_who_has_no_key_is_told_that_content_is_encrypted(
+    lake: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.write("a", MARKER)
+    monkeypatch.delenv("FALAJ_ENCRYPTION")
+    for read in (lambda: lake.read("a"), lambda: lake.bring("a", tmp_path / "a")):
+        with pytest.raises(ConfigurationError, match="FALAJ_ENCRYPTION"):
+            read()
+    monkeypatch.setenv("FALAJ_ENCRYPTION", "tenant")
+    monkeypatch.delenv("FALAJ_KEYS")
+    with pytest.raises(ConfigurationError, match="FALAJ_KEYS"):
+        lake.read("a")
 
 
 def test_a_rotated_key_goes_on_reading(lake: Location, tmp_path: Path) -> None:

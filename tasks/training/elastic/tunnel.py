@@ -1,0 +1,167 @@
+"""A tunnel between the driver and all hosts of an elastic run, made and removed with it.
+
+WireGuard (Donenfeld, NDSS 2017): each pair of hosts has keys of its own, exchanged over the SSH
+sessions, whose host keys are known. Ranks, rendezvous and NCCL get the tunnel's interface, so none
+of their traffic goes in the clear; where the tunnel of a host does not stand, no rank starts there.
+"""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any, cast
+
+from tasks.kernel import guard
+from tasks.kernel.errors import ConfigurationError
+from tasks.training.elastic import process
+from tasks.training.elastic.config import ElasticConfig
+from tasks.training.launch.rank_group import Lines, end_guard
+from tasks.training.launch.rendezvous import address_of
+
+NETWORK, PREFIX_BITS = "10.213", 16
+AGENT = Path(__file__).with_name("tunnel_agent.py")
+START_LIMIT_S = 20.0
+
+
+class Tunnel:
+    """The driver's end and one on each host. To be used in one thread that stays.
+
+    Args:
+        config: interface on which hosts reach each other; port; how SSH reaches them.
+
+    Raises:
+        ConfigurationError: there can be no tunnel on this machine.
+    """
+
+    def __init__(self, config: ElasticConfig) -> None:
+        self._config = config
+        self.interface = f"falaj{secrets.token_hex(3)}"
+        self._ends: dict[str, _End] = {}
+        self._num_ends = 1
+        own = _End([sys.executable, "-S", str(AGENT)], self._order(1), address_of(config.interface))
+        self._ends[""] = own
+        deadline = time.monotonic() + START_LIMIT_S
+        while not own.public:
+            own.hear()
+            if own.trouble or time.monotonic() > deadline:
+                self.close()
+                reason = own.trouble or "no answer"
+                raise ConfigurationError(
+                    f"no tunnel between training hosts can be made here: {reason}. Nothing was "
+                    "trained"
+                )
+            time.sleep(0.02)
+        self.address = own.address
+
+    def follow(self, hosts: Iterable[str]) -> None:
+        """Begin the ends of new hosts, and make all known to each other; returns at once."""
+        for host in hosts:
+            if host not in self._ends:
+                self._num_ends += 1
+                remote = [sys.executable, "-S", str(AGENT)]
+                line = process.ssh_command(host, remote, self._config)
+                self._ends[host] = _End(
+                    line, self._order(self._num_ends), socket.gethostbyname(host)
+                )
+        for end in self._ends.values():
+            end.hear()
+        known = [end for end in self._ends.values() if end.public and not end.is_over]
+        for end in known:
+            if end.num_told != len(known):
+                end.num_told = len(known)
+                end.send({"peers": [other.as_peer for other in known if other is not end]})
+
+    def stands(self, host: str) -> bool:
+        """Whether a host's end knows all others, and they know it.
+
+        Where it does not because its session ended, the next `follow` makes it again.
+        """
+        if (end := self._ends.get(host)) is None:
+            return False
+        if end.is_over:
+            end.close()
+            del self._ends[host]
+            return False
+        known = [each for each in self._ends.values() if each.public and not each.is_over]
+        return bool(end.public) and all(each.num_peers >= len(known) - 1 for each in known)
+
+    @property
+    def trouble(self) -> str:
+        """Why ends do not stand, as clauses; empty where all do."""
+        return "; ".join(
+            f"{host}: {end.trouble}" for host, end in self._ends.items() if end.trouble
+        )
+
+    def close(self) -> None:
+        """Remove all ends."""
+        for end in self._ends.values():
+            end.close()
+
+    def _order(self, number: int) -> dict[str, Any]:
+        address = f"{NETWORK}.{number // 250}.{number % 250 + 1}"
+        port = self._config.tunnel_port
+        return {"interface": self.interface, "address": f"{address}/{PREFIX_BITS}", "port": port}
+
+
+class _End:
+    """One end: its agent, and what it has said."""
+
+    def __init__(self, command: list[str], order: dict[str, Any], outside: str) -> None:
+        self.address = str(order["address"]).partition("/")[0]
+        self._outside = outside
+        self.public, self.port, self.trouble = "", 0, ""
+        self.num_told = self.num_peers = 0
+        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        self._guard = subprocess.Popen(
+            guard.guarded(command, 2),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._lines = Lines(cast(IO[bytes], self._guard.stdout))
+        self.send(order)
+
+    @property
+    def as_peer(self) -> dict[str, str]:
+        """What others are told of it."""
+        endpoint = f"{self._outside}:{self.port}"
+        return {"public": self.public, "address": self.address, "endpoint": endpoint}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its session ended."""
+        return self._guard.poll() is not None
+
+    def hear(self) -> None:
+        """Take what its agent has said; does not wait."""
+        for line in self._lines.read():
+            try:
+                said = json.loads(line)
+                self.public = str(said.get("public", self.public))
+                self.port = int(said.get("port", self.port))
+                self.num_peers = int(said.get("peers", self.num_peers))
+                self.trouble = str(said.get("error", self.trouble))
+            except (ValueError, AttributeError):  # of ssh
+                self.trouble = line.decode(errors="replace").strip()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send its agent a message."""
+        try:
+            pipe = cast(IO[bytes], self._guard.stdin)
+            pipe.write(json.dumps(message).encode() + b"\n")
+            pipe.flush()
+        except BrokenPipeError:
+            self.trouble = self.trouble or "its session broke off"
+
+    def close(self) -> None:
+        """End its agent, and with it the interface."""
+        cast(IO[bytes], self._guard.stdin).close()
+        self._guard.terminate()
+        end_guard(self._guard, guard.GRACE_S)
+        self._lines.pipe.close()
