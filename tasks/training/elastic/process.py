@@ -23,6 +23,7 @@ from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import LOCAL_HOST
 from tasks.training.launch.rank_group import (
     INHERITED_VARIABLES,
+    KEY_VARIABLES,
     Lines,
     end_guard,
     end_in_words,
@@ -76,6 +77,7 @@ def _remote(
         "environment": {
             "PYTHONPATH": root,
             "PYTHONUNBUFFERED": "1",
+            **{name: os.environ[name] for name in KEY_VARIABLES if name in os.environ},
             **spec.environment(host, config),
         },
         "inherit": INHERITED_VARIABLES,

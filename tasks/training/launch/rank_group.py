@@ -24,11 +24,13 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import rendezvous
 from tasks.training.launch.fork_server import KEPT_MEMORY, MAX_MESSAGE_BYTES, ONE_THREAD
 
+KEY_VARIABLES = ("FALAJ_ENCRYPTION", "FALAJ_KEYS", "FALAJ_KEYS_CA", "FALAJ_KEYS_TOKEN_FILE")
+"""How ranks read and write what is encrypted: names, addresses and files, no secret."""
 # Everything else in the driver's environment may be a secret and stays there. FALAJ_LEASE tells
 # under which lease a process runs, so that devices are not given on while it still does.
 INHERITED_VARIABLES = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
-    "FALAJ_LEASE",
+    "FALAJ_LEASE", *KEY_VARIABLES,
     # Where a machine's role is asked for: addresses and files, no secret.
     "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE",
