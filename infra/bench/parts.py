@@ -130,6 +130,9 @@ MEASUREMENTS = (
     Measurement("operation", "leases", "leases of devices"),
     Measurement("operation", "state", "the loop on S3 and PostgreSQL, and in a folder"),
     Measurement("operation", "backup", "the loop beside backups, and alone"),
+    Measurement(
+        "operation", "encryption", "the loop encrypted, and alone; a key rotated under load"
+    ),
     Measurement("operation", "costs", "the ledger of costs, and a control group"),
     Measurement("operation", "replay", "a year replayed: policies, faults, time", True, 10800),
     Measurement("operation", "replay_traffic", "the same of the traffic's years", False, 10800),
