@@ -2,16 +2,21 @@
 
 import json
 import pickle
+import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.conversion.targets.pytorch import check_program, load_program
+from tasks.evaluation.scoring import Program
 from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.conversion.programs import SmallNetwork, exported
 from tests.support.data.builders import COLUMNS
 
@@ -40,15 +45,28 @@ def _changed(source: Path, target: Path, ending: str, change: bytes) -> Path:
     return target
 
 
+def _scored(path: Path) -> Program:
+    """The same file, as it is opened to be evaluated."""
+    store = ArtifactStore(path.parent / "store")
+
+    def build(folder: StagedFolder) -> Artifact:
+        shutil.copy(path, folder.path)
+        return folder.artifact(path.name)
+
+    artifact = store.build_once("programs", content_key(path.name), Artifact, build)
+    return Program.open(artifact, COLUMNS, store)
+
+
+@pytest.mark.parametrize("read", [load_program, _scored])
 def test_a_program_with_a_pickled_object_is_refused_before_it_runs(
-    program_file: Path, tmp_path: Path
+    program_file: Path, tmp_path: Path, read: Callable[[Path], object]
 ) -> None:
     trace = tmp_path / "was-here"
     content = tmp_path / "payload.pt"
     torch.save((_WritesAFile(trace),), content)
     tampered = _changed(program_file, tmp_path / "t.pt2", "model.pt", content.read_bytes())
     with pytest.raises(ArtifactError, match="unpickling can run any code"):
-        load_program(tampered)
+        read(tampered)
     assert not trace.exists()
 
 
