@@ -75,11 +75,11 @@ def judge(findings: Sequence[Finding], waivers: Sequence[Waiver]) -> tuple[int, 
     return len(named) - len(lines), lines + stale
 
 
-def run(name: str, *words: str | Path) -> str:
-    """What a tool of `.venv-scan` prints.
+def run(name: str, *words: str | Path) -> Any:
+    """What a tool of `.venv-scan` prints as JSON; None where it prints nothing.
 
     Raises:
-        NotCheckedError: there is no such tool, or it printed nothing but errors.
+        NotCheckedError: there is no such tool, or it reports errors of its own.
     """
     if (python := tool_python("scan")) is None:
         raise NotCheckedError("no .venv-scan; `make scan` makes it")
@@ -87,30 +87,28 @@ def run(name: str, *words: str | Path) -> str:
     done = subprocess.run(line, cwd=PROJECT_ROOT, capture_output=True, text=True)
     if done.stderr and not done.stdout:
         raise NotCheckedError(done.stderr.strip().rpartition("\n")[2])
-    return done.stdout
+    seen = json.loads(done.stdout or "null")
+    if seen and seen.get("errors"):
+        raise NotCheckedError(str(seen["errors"]))
+    return seen
 
 
 def semgrep() -> Iterator[Finding]:
     """Our own rules, once each has found its examples."""
-    words = ("scan", "--metrics=off", "--disable-version-check", "--json", "--config")
     rules = FOLDER / "rules"
-    tested = json.loads(run("semgrep", *words, rules, "--test", "tests/support/scan"))["results"]
-    checks = [check for file in tested.values() for check in file["checks"].items()]
-    seen = json.loads(run("semgrep", *words, rules, *CODE))
-    missed = [name for name, check in checks if not check["passed"]]
-    if missed or not checks or seen["errors"]:
-        raise NotCheckedError(f"rules that miss their examples: {missed}; {seen['errors']}")
-    for each in seen["results"]:
+    words = ("scan", "--metrics=off", "--disable-version-check", "--json", "--config", rules)
+    tested = run("semgrep", *words, "--test", "tests/support/scan")["results"].values()
+    checks = [check for file in tested for check in file["checks"].items()]
+    if not checks or not all(check["passed"] for _, check in checks):
+        raise NotCheckedError(f"rules that miss their examples: {checks}")
+    for each in run("semgrep", *words, *CODE)["results"]:
         rule = each["check_id"].rpartition(".")[2]
         yield Finding(rule, each["path"], each["start"]["line"], each["extra"]["message"])
 
 
 def bandit() -> Iterator[Finding]:
     """Bandit's own checks."""
-    seen = json.loads(run("bandit", "--quiet", "--format=json", "--recursive", *CODE))
-    if seen["errors"]:
-        raise NotCheckedError(str(seen["errors"]))
-    for each in seen["results"]:
+    for each in run("bandit", "--quiet", "--format=json", "--recursive", *CODE)["results"]:
         yield Finding(each["test_id"], each["filename"], each["line_number"], each["issue_text"])
 
 
@@ -119,11 +117,11 @@ def secrets() -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:  # the tool writes into its baseline
         copy = Path(shutil.copy(FOLDER / "secrets.json", folder))
         run("detect-secrets", "scan", "--baseline", copy)
-        known, seen = (
-            {(each["type"], path, each["hashed_secret"]) for path in found for each in found[path]}
-            for file in (FOLDER / "secrets.json", copy)
-            for found in (json.loads(file.read_text(encoding="utf-8"))["results"],)
-        )
+        files = [json.loads(f.read_text())["results"] for f in (FOLDER / "secrets.json", copy)]
+    known, seen = (
+        {(each["type"], path, each["hashed_secret"]) for path in file for each in file[path]}
+        for file in files
+    )
     for kind, path, digest in known | seen:
         rule = kind if (kind, path, digest) in known & seen else "other than secrets.json"
         yield Finding(rule, path, 1, f"{kind} {digest[:12]}")
@@ -140,7 +138,7 @@ def advisories() -> Iterator[Finding]:
     A package registry is not asked: a mirror without advisories answers as if there were none.
     """
     words = ("--format=json", "--vulnerability-service=osv", "--disable-pip", "--require-hashes")
-    for each in json.loads(run("pip-audit", *words, "-r", LOCK))["dependencies"]:
+    for each in run("pip-audit", *words, "-r", LOCK)["dependencies"]:
         for known in each.get("vulns", [{"id": "skipped"}]):
             yield Finding(known["id"], LOCK, 1, each["name"])
 

@@ -6,51 +6,31 @@ import cloudpickle, grpc, httpx, joblib, numpy as np, pandas as pd, torch, yaml
 from pickle import loads
 
 # ruleid: unpickling
-pickle.load(file)
-# ruleid: unpickling
 loads(text)
 # ruleid: unpickling
 cloudpickle.loads(text)
 # ruleid: unpickling
-joblib.load(file)
-# ruleid: unpickling
 pd.read_pickle(file)
 # ruleid: unpickling
 np.load(file, allow_pickle=True)
-# ok: unpickling
-np.load(file, allow_pickle=False)
-# ruleid: unpickling
-torch.load(file)
 # ruleid: unpickling
 torch.load(file, weights_only=False)
 # ok: unpickling
 torch.load(file, map_location="cpu", weights_only=True)
 # ruleid: unpickling
-torch.jit.load(file)
-# ruleid: unpickling
 torch.export.load(file)
 # ruleid: yaml-that-makes-objects
 yaml.load(text, Loader=yaml.Loader)
 # ruleid: yaml-that-makes-objects
-yaml.load(text, yaml.UnsafeLoader)
-# ruleid: yaml-that-makes-objects
 yaml.full_load(text)
 # ok: yaml-that-makes-objects
 yaml.load(text, yaml.CSafeLoader)
-# ok: yaml-that-makes-objects
-yaml.load(text, Loader=yaml.SafeLoader)
 # ruleid: shell
 subprocess.run(f"ls {folder}", shell=True)
 # ruleid: shell
 os.system(line)
-# ruleid: shell
-os.popen(line)
-# ruleid: shell
-asyncio.create_subprocess_shell(line)
 # ok: shell
 subprocess.run(["ls", folder])
-# ruleid: secret-on-a-command-line
-subprocess.run(["tool", password])
 # ruleid: secret-on-a-command-line
 subprocess.Popen(["tool", "-p", config.admin_token, "x"])
 # ruleid: secret-on-a-command-line
@@ -62,11 +42,7 @@ subprocess.run(["tool", "--password-file", file])
 # ruleid: sql-from-text
 con.execute("SELECT * FROM t WHERE name = '%s'" % name)
 # ruleid: sql-from-text
-con.execute("SELECT * FROM {}".format(name))
-# ruleid: sql-from-text
 con.execute("DELETE FROM t WHERE name = " + name)
-# ruleid: sql-from-text
-con.execute(f"SELECT * FROM t WHERE name = '{name}'")
 # ruleid: sql-from-text
 con.execute(f"SELECT * FROM t WHERE a = 'x' AND name = '{x.name}'")
 # ruleid: sql-from-text
@@ -131,31 +107,19 @@ def context():
 server.add_insecure_port(address)
 # ruleid: grpc-in-the-clear
 grpc.insecure_channel(address)
-# ok: grpc-in-the-clear
-server.add_secure_port(address, credentials)
 # ruleid: every-address
 host = "0.0.0.0"
-# ruleid: every-address
-uvicorn.run(app, host="::")
 # ok: every-address
 host = "127.0.0.1"
-# ruleid: code-from-text
-eval(text)
 # ruleid: code-from-text
 exec(text)
 # ok: code-from-text
 network.eval()
 # ruleid: name-before-file
 tempfile.mktemp()
-# ok: name-before-file
-tempfile.mkstemp()
 # ruleid: weak-hash
 hashlib.md5(content)
-# ruleid: weak-hash
-hashlib.new("sha1", content)
 # ruleid: weak-hash
 hashlib.file_digest(stream, "md5")
 # ok: weak-hash
 hashlib.sha1(content, usedforsecurity=False)
-# ok: weak-hash
-hashlib.sha256(content)

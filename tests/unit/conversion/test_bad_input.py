@@ -2,10 +2,10 @@
 
 import json
 import pickle
-import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from tasks.contracts.data import DatasetSchema
 from tasks.conversion.targets.pytorch import check_program, load_program
 from tasks.evaluation.scoring import Program
 from tasks.kernel.errors import ArtifactError, ConversionError
-from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.conversion.programs import SmallNetwork, exported
 from tests.support.data.builders import COLUMNS
 
@@ -45,16 +44,10 @@ def _changed(source: Path, target: Path, ending: str, change: bytes) -> Path:
     return target
 
 
-def _scored(path: Path) -> Program:
+def _scored(path: Path) -> object:
     """The same file, as it is opened to be evaluated."""
-    store = ArtifactStore(path.parent / "store")
-
-    def build(folder: StagedFolder) -> Artifact:
-        shutil.copy(path, folder.path)
-        return folder.artifact(path.name)
-
-    artifact = store.build_once("programs", content_key(path.name), Artifact, build)
-    return Program.open(artifact, COLUMNS, store)
+    artifact = Artifact(uri="programs/1/t.pt2", sha256="0" * 64, num_bytes=1)
+    return Program.open(artifact, COLUMNS, SimpleNamespace(path=lambda _: path))
 
 
 @pytest.mark.parametrize("read", [load_program, _scored])
