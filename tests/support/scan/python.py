@@ -46,8 +46,6 @@ rows = f"SELECT * FROM read_parquet('{folder}/{month}.parquet')"
 con.execute(f"SELECT * FROM {sql_name(table)} WHERE name = {sql_text(name)}")
 # ok: sql-from-text
 con.execute(f"SELECT strftime({moment}, '%Y'), {columns}, 'x' FROM t")
-# ok: sql-from-text
-con.execute("SELECT * FROM t WHERE name = ?", [name])
 
 
 def unpack(file, folder):
