@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run docs serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench lint format lock wheel clean
+.PHONY: help setup run docs serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench lint scan format lock wheel clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -136,6 +136,15 @@ lint: setup ## check style, format, types, directions of imports, and what the c
 	$(VENV_PYTHON) -m infra.budget
 	.venv/bin/lint-imports --cache-dir .ruff_cache/imports
 
+scan: setup .venv-scan/complete .venv-serving-clients/complete ## look for weaknesses and secrets in the code (SCAN_ARGS=--advisories: a feed must answer)
+	@$(VENV_PYTHON) -m infra.scan $(SCAN_ARGS)
+
+# With digests: whoever could change what looks for weaknesses could have them overlooked.
+.venv-scan/complete: infra/scan/requirements.lock
+	@$(VENV_PYTHON) -m venv .venv-scan
+	@echo "making .venv-scan (a minute)"
+	@.venv-scan/bin/python -m pip install --quiet --require-hashes -r $< && : > $@
+
 format: setup ## format the code
 	$(VENV_PYTHON) -m ruff format .
 
@@ -151,13 +160,13 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 	@echo "This removes, and nothing else:"; \
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
 	echo "  $(CURDIR)/.venv-cluster  that of make test-cluster"; \
-	echo "  $(CURDIR)/.venv-triton, .venv-serving-clients, .venv-mutation  the same"; \
+	echo "  $(CURDIR)/.venv-triton, .venv-serving-clients, .venv-mutation, .venv-scan  the same"; \
 	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
 	if [ "$(YES)" != 1 ]; then \
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .venv-evidently .venv-nannyml .venv-river .falaj
+	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-scan .venv-mlserver .venv-kserve .venv-evidently .venv-nannyml .venv-river .falaj
 
 docs: setup ## build the documentation site into .site/, strictly: no broken link
 	@$(VENV_PYTHON) -m tests.support.suite.reference

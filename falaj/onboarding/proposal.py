@@ -236,7 +236,7 @@ def slices_of(rows: Rows, proposal: Proposal) -> dict[str, int]:
     moment = rows.moment
     found = rows.con.execute(
         f"SELECT count(*), least({each}), count(DISTINCT {moment}::DATE) FROM rows "
-        f"WHERE {moment} >= '{test}' AND {moment} < '{until}' "
+        f"WHERE {moment} >= {sql_text(test)} AND {moment} < {sql_text(until)} "
         f"GROUP BY strftime({moment}, '%Y-%m') ORDER BY 2 DESC, 1 DESC"
     ).fetchall()
     if not found:

@@ -1,16 +1,29 @@
 """Values about what a conversion works on: tensors of a program, and rows to convert it with.
 
-Values about what was measured of a variant, and what it was chosen for.
+Values about what was measured of a variant, and what it was chosen for. How a program's file is
+opened, by all who read one.
 """
 
-from typing import Annotated, Literal, Self
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import Metric
+from tasks.kernel.errors import ArtifactError
 from tasks.kernel.values import Described
+
+if TYPE_CHECKING:  # whoever opens no program needs no PyTorch, which takes a second to import
+    from torch.export import ExportedProgram
 
 BATCH_AXIS = "batch"
 MOST_ROWS = 65_536  # a call, of a program that training exports
@@ -174,3 +187,49 @@ class GoalResult(Contract):
     unit: str
     chosen: bool
     reason: str
+
+
+def open_program(path: Path) -> ExportedProgram:
+    """Read a `.pt2` file without letting it run code.
+
+    `torch.export.load` unpickles parts that an archive marks so, and falls back to an unrestricted
+    unpickler where the restricted one refuses; such archives are refused here before that.
+
+    Raises:
+        ArtifactError: it is no program archive, or holds pickled objects.
+    """
+    import torch
+
+    try:
+        _refuse_pickled_objects(path)
+        with warnings.catch_warnings():  # torch 2.13 warns of a change inside its own loader
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            return torch.export.load(path)
+    except (zipfile.BadZipFile, RuntimeError, KeyError, json.JSONDecodeError) as exc:
+        raise ArtifactError(
+            f"{path.name} cannot be read as a torch.export program ({exc}); expected a .pt2 file "
+            "as training writes it. Train again to make a new one"
+        ) from exc
+
+
+def _refuse_pickled_objects(path: Path) -> None:
+    import torch
+
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith("_config.json"):
+                entries = json.loads(archive.read(name))["config"].values()
+                _refuse_if(any(entry.get("use_pickle") for entry in entries), path, name)
+            elif name.endswith(".pt") and (content := archive.read(name)):
+                try:
+                    torch.load(io.BytesIO(content), weights_only=True)
+                except pickle.UnpicklingError:
+                    _refuse_if(True, path, name)
+
+
+def _refuse_if(unsafe: bool, path: Path, member: str) -> None:
+    if unsafe:
+        raise ArtifactError(
+            f"{path.name} holds pickled objects in {member}, and unpickling can run any code; "
+            "expected plain tensors alone. Nothing was loaded; find out who wrote this file"
+        )

@@ -5,9 +5,6 @@ Rows of a snapshot, one window at a time, a bounded number in memory.
 
 from __future__ import annotations
 
-import json
-import warnings
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,9 +15,10 @@ import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from tasks.contracts.base import Artifact, TimeWindow
+from tasks.contracts.conversion import open_program
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.evaluation.config import MONTH, EvaluationConfig
-from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
+from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
 if TYPE_CHECKING:  # whoever opens no program needs no PyTorch, which takes a second to import
@@ -128,21 +126,9 @@ class Program:
         """Read the program from the store, its digest checked.
 
         Raises:
-            ArtifactError: it is absent, damaged, or no `torch.export` program.
+            ArtifactError: it is absent, damaged, no `torch.export` program, or holds pickles.
         """
-        import torch
-
-        path = store.path(artifact)
-        try:
-            with warnings.catch_warnings():  # torch 2.13 warns of a change inside its own loader
-                warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-                module = torch.export.load(path).module()
-        except (zipfile.BadZipFile, RuntimeError, KeyError, json.JSONDecodeError) as exc:
-            raise ArtifactError(
-                f"{artifact.uri} cannot be read as a torch.export program ({exc}); expected a .pt2 "
-                "file as training writes it. Train again to make a new one"
-            ) from exc
-        return cls(artifact, columns, module)
+        return cls(artifact, columns, open_program(store.path(artifact)).module())
 
     def score(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """Probability of label 1, or the label itself, for each row of `frame`, shape (rows,).

@@ -18,7 +18,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.conversion import BATCH_AXIS
+from tasks.contracts.conversion import BATCH_AXIS, open_program
 from tasks.contracts.data import ColumnEncoder, EncodedColumn, FeatureSnapshot
 from tasks.imports import column_encoder as folder_of
 from tasks.imports.column_encoder import EncoderSettings, LoadedEncoder, Numbers, image_file
@@ -155,7 +155,7 @@ class _Text:
 
     def program(self, example: tuple[torch.Tensor, ...]) -> ExportedProgram:
         """The network."""
-        return torch.export.load(self._store.path(self._program))
+        return open_program(self._store.path(self._program))
 
 
 class _Image:

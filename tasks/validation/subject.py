@@ -212,7 +212,7 @@ def open_subject(path: Path, name: str, suite: Suite, window: TimeWindow) -> Ite
         con.execute("SET TimeZone = 'UTC'")
         con.execute("SET enable_progress_bar = false")
         con.execute("SET threads = 1")
-        con.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        con.execute(f"SET memory_limit = {literal(MEMORY_LIMIT)}")
         con.execute(f"SET temp_directory = {literal(spill)}")
         con.execute(f"SET VARIABLE window_start = {literal(window.start)}")
         con.execute(f"SET VARIABLE window_end = {literal(window.end)}")

@@ -82,3 +82,15 @@ def test_the_notebook_was_run_whole_and_its_page_shows_that() -> None:
     cells = [cell for cell in ran.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert notebook.PAGE.read_text(encoding="utf-8") == notebook.page(ran)
+
+
+def test_every_row_of_the_threat_model_names_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "explanation" / "threat-model.md").read_text(encoding="utf-8")
+    rows = [line for line in text.partition("## STRIDE")[2].splitlines() if line.startswith("| ")]
+    held = [row.rpartition(" | ")[2] for row in rows if " held by |" not in row]
+    assert len(held) > 45
+    for cell in held:
+        tests = re.findall(r"`([\w/]+\.py)::(test_\w+)`", cell)
+        assert tests or cell.startswith(("open", "accepted by ")), cell
+        for file, name in tests:
+            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), (file, name)

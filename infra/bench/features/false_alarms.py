@@ -20,6 +20,7 @@ from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows
 from tasks.features.entities import EVENT_TIME
+from tasks.features.offline.duck import sql_text
 from tasks.features.tables.build import published_path
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import Settings
@@ -130,8 +131,8 @@ def _cut_into_days(source: Source, window: TimeWindow, folder: Path) -> dict[str
         start = f"TIMESTAMPTZ '{window.start.isoformat()}'"
         bucket = f"strftime(time_bucket(INTERVAL 24 HOURS, {moment}, {start}), '%Y%m%d')"
         con.execute(
-            f"COPY (SELECT *, {bucket} AS falaj_day FROM read_parquet('{files}', "
-            f"hive_partitioning = false) WHERE {moment} >= {start}) TO '{folder}' "
+            f"COPY (SELECT *, {bucket} AS falaj_day FROM read_parquet({sql_text(files)}, "
+            f"hive_partitioning = false) WHERE {moment} >= {start}) TO {sql_text(folder)} "
             "(FORMAT parquet, PARTITION_BY (falaj_day))"
         )
     return {part.name.split("=")[1]: part for part in folder.iterdir()}

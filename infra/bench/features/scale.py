@@ -18,7 +18,7 @@ from flows.config import read_pipeline_config
 from infra.bench.figures import LeftOut, Measured, at_most, reported
 from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
-from tasks.features.offline.duck import duckdb_session
+from tasks.features.offline.duck import duckdb_session, sql_text
 from tasks.features.offline.spark_tables import SparkTables, started
 from tasks.features.tables.build import Queries
 from tasks.features.tables.landing import land_raw_rows
@@ -77,9 +77,11 @@ def _write_rows(folder: Path, copies: int) -> int:
             tagged = ", ".join(f"{key} || '.' || copy AS {key}" for key in keys)
             con.execute(
                 f"COPY (SELECT * EXCLUDE (copy) REPLACE ({tagged}) "
-                f"FROM '{store.path(ref.artifact)}', range({copies}) AS copies(copy)) TO '{file}'"
+                f"FROM {sql_text(store.path(ref.artifact))}, range({copies}) AS copies(copy)) "
+                f"TO {sql_text(file)}"
             )
-        counted = con.execute(f"SELECT count(*) FROM '{folder}/{copies}/flights.parquet'")
+        flights = sql_text(f"{folder}/{copies}/flights.parquet")
+        counted = con.execute(f"SELECT count(*) FROM {flights}")
         return int(counted.fetchall()[0][0])
 
 

@@ -1,11 +1,6 @@
 """A `torch.export` program: opened without letting it run code, checked, and run in PyTorch."""
 
-import io
-import json
-import pickle
 import time
-import warnings
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from tasks.contracts.conversion import Signature
+from tasks.contracts.conversion import Signature, open_program
 from tasks.conversion.targets.interface import Array, Float32Array, LoadedModel, Runtime, loaded
 from tasks.kernel.errors import ArtifactError, ConversionError
 
@@ -21,22 +16,10 @@ from tasks.kernel.errors import ArtifactError, ConversionError
 def load_program(path: Path) -> ExportedProgram:
     """Read a `.pt2` file.
 
-    `torch.export.load` unpickles parts that an archive marks so, and falls back to an unrestricted
-    unpickler where the restricted one refuses; such archives are refused here before that.
-
     Raises:
         ArtifactError: it is no program archive, holds pickled objects, or gives several tensors.
     """
-    try:
-        _refuse_pickled_objects(path)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-            program = torch.export.load(path)
-    except (zipfile.BadZipFile, RuntimeError, KeyError, json.JSONDecodeError) as exc:
-        raise ArtifactError(
-            f"{path.name} cannot be read as a torch.export program ({exc}); expected a .pt2 file "
-            "as training writes it. Train again to make a new one"
-        ) from exc
+    program = open_program(path)
     outputs = program.graph_signature.user_outputs
     if len(outputs) != 1:
         raise ArtifactError(
@@ -44,27 +27,6 @@ def load_program(path: Path) -> ExportedProgram:
             "one answer, with an axis for its parts. Export one that gives them joined"
         )
     return program
-
-
-def _refuse_pickled_objects(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith("_config.json"):
-                entries = json.loads(archive.read(name))["config"].values()
-                _refuse_if(any(entry.get("use_pickle") for entry in entries), path, name)
-            elif name.endswith(".pt") and (content := archive.read(name)):
-                try:
-                    torch.load(io.BytesIO(content), weights_only=True)
-                except pickle.UnpicklingError:
-                    _refuse_if(True, path, name)
-
-
-def _refuse_if(unsafe: bool, path: Path, member: str) -> None:
-    if unsafe:
-        raise ArtifactError(
-            f"{path.name} holds pickled objects in {member}, and unpickling can run any code; "
-            "expected plain tensors alone. Nothing was loaded; find out who wrote this file"
-        )
 
 
 def check_program(program: ExportedProgram, signature: Signature) -> None:

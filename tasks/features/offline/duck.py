@@ -43,7 +43,7 @@ def duckdb_session(
         if con.execute("SELECT current_setting('enable_progress_bar')").fetchone() == (True,):
             con.execute("SET enable_progress_bar = false")
         con.execute("SET autoinstall_known_extensions = false")  # never a download at run time
-        con.execute(f"SET memory_limit = '{memory_limit_mb}MB'")
+        con.execute(f"SET memory_limit = {sql_text(f'{memory_limit_mb}MB')}")
         con.execute(f"SET threads = {threads}")
         con.execute(f"SET temp_directory = {sql_text(spill)}")
         try:

@@ -461,7 +461,7 @@ class _Draft(Queries):
                 os.link(file, target / file.name)
         moment = sql_name(time_column)
         for month in sorted(touched):
-            part = f"SELECT * FROM {rows} WHERE strftime({moment}, '%Y%m') = '{month}'"
+            part = f"SELECT * FROM {rows} WHERE strftime({moment}, '%Y%m') = {sql_text(month)}"
             old = before / f"{month}.parquet" if before else None
             if old and old.exists():
                 kept = f"SELECT * FROM {parquet(old)} WHERE NOT {inside(time_column, window)}"

@@ -3,14 +3,18 @@
 import json
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.conversion.targets.pytorch import check_program, load_program
+from tasks.evaluation.scoring import Program
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tests.support.conversion.programs import SmallNetwork, exported
 from tests.support.data.builders import COLUMNS
@@ -40,15 +44,22 @@ def _changed(source: Path, target: Path, ending: str, change: bytes) -> Path:
     return target
 
 
+def _scored(path: Path) -> object:
+    """The same file, as it is opened to be evaluated."""
+    artifact = Artifact(uri="programs/1/t.pt2", sha256="0" * 64, num_bytes=1)
+    return Program.open(artifact, COLUMNS, SimpleNamespace(path=lambda _: path))
+
+
+@pytest.mark.parametrize("read", [load_program, _scored])
 def test_a_program_with_a_pickled_object_is_refused_before_it_runs(
-    program_file: Path, tmp_path: Path
+    program_file: Path, tmp_path: Path, read: Callable[[Path], object]
 ) -> None:
     trace = tmp_path / "was-here"
     content = tmp_path / "payload.pt"
     torch.save((_WritesAFile(trace),), content)
     tampered = _changed(program_file, tmp_path / "t.pt2", "model.pt", content.read_bytes())
     with pytest.raises(ArtifactError, match="unpickling can run any code"):
-        load_program(tampered)
+        read(tampered)
     assert not trace.exists()
 
 
