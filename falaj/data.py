@@ -1,4 +1,4 @@
-"""Commands of data: baselines, data docs, where something comes from, the prediction log."""
+"""Commands of data: baselines, docs, where it comes from and may be, the prediction log."""
 
 from __future__ import annotations
 
@@ -10,15 +10,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from falaj.context import DryRun, End, Here, Last, Shown, Start, chosen_window, required_window, row
+from falaj.context import (
+    EXIT_GATE,
+    DryRun,
+    End,
+    Here,
+    Last,
+    Shown,
+    Start,
+    chosen_window,
+    required_window,
+    row,
+)
 from flows.config import PipelineConfig, Suites, read_pipeline_config, suites_of
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, TableRef
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import digest_of, scratch_folder
-from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
+from tasks.kernel.settings import (
+    USE_CASE_FILE,
+    ArtifactStore,
+    Settings,
+    StagedFolder,
+    platform_address,
+)
 
 if TYPE_CHECKING:
+    from tasks.governance.handling import Placement
+    from tasks.governance.policy import Decision
     from tasks.predictions.reading import LogCount
     from tasks.validation.suites import Suite
 
@@ -360,3 +379,79 @@ def erase(
         "A running server may still hold rows of the last seconds: run this again in a minute.",
     ]
     return Shown({"erasure": erasure, "subject_digest": named}, lines)
+
+
+policy = App(name="policy")
+NO_ADVICE = (
+    "No legal advice: each policy says at its top which articles it has, and which it has not."
+)
+
+
+@policy.command
+def check(*, explain: bool = False, what: str = "", where: str = "", context: Here) -> Shown:
+    """Show whether data may be where the configuration puts it; exit code 5 where it may not.
+
+    Nothing is placed, and nothing is recorded.
+
+    Args:
+        explain: Show every rule that was asked, not only those that decide.
+        what: Ask of this alone, such as model or backup; needs --where.
+        where: Address, such as s3://bucket/prefix, https://host or pool:gpu.
+
+    Raises:
+        ConfigurationError: --what or --where is missing, or a file is wrong.
+        PlacementRefusedError: the policies cannot answer.
+
+    Examples:
+        falaj policy check
+        falaj policy check --explain --what model --where s3://bucket/models
+    """
+    if bool(what) != bool(where):
+        raise ConfigurationError("name both --what and --where, or neither. Nothing was asked")
+    from tasks.governance.handling import Placement
+    from tasks.governance.policy import decisions, known_handlings
+
+    settings = context.settings
+    handlings = known_handlings(settings)
+    asked = [Placement(what, where)] if what else [*_placements(settings)]
+    found = list(decisions(settings, asked, handlings))
+    refused = [each for each in found if not each.allowed]
+    lines = [line for each in found for line in _policy_lines(each, explain=explain)]
+    if not handlings:
+        lines = ["No raw table has a home, so everything may be anywhere; no policy was asked."]
+    elif not asked:
+        lines = ["The configuration names no place."]
+    facts = {"allowed": not refused, "decisions": found}
+    return Shown(facts, [*lines, *([NO_ADVICE] if found else [])], EXIT_GATE if refused else 0)
+
+
+def _placements(settings: Settings) -> Iterator[Placement]:
+    """All that the configuration of an installation places, by whatever file or variable.
+
+    Raises:
+        ConfigurationError: a file is wrong.
+    """
+    from infra.gateway.config import GatewayFiles, read_plan
+    from infra.platform.config import stored_config
+    from infra.platform.files import PlatformFiles
+    from serving.config import read_serving_config
+    from tasks.governance.handling import Placement, addresses, variables
+    from tasks.governance.policy import WORK
+
+    yield from variables(os.environ)
+    yield from addresses(stored_config(PlatformFiles(settings.home)), os.environ)
+    if GatewayFiles(settings.home).config_file.exists():
+        yield from addresses(read_plan(settings.home).config, os.environ)
+    if not (settings.feature_repo / USE_CASE_FILE).is_file():
+        return
+    yield from addresses(read_serving_config(settings.feature_repo), os.environ)
+    config = read_pipeline_config(settings.feature_repo)
+    yield from addresses(config, os.environ)
+    if config.routing.mode == "deployments" or platform_address(settings.home, "api_url"):
+        yield from (Placement(WORK, f"pool:{name}", "routing") for name in config.routing.classes)
+
+
+def _policy_lines(found: Decision, *, explain: bool) -> Iterator[str]:
+    yield f"{'allowed' if found.allowed else 'refused':<9} {found}"
+    if explain:
+        yield from (f"{'':<9} {reason}" for reason in found.reasons)

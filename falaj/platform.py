@@ -16,10 +16,19 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
-from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
+from infra.gateway.config import (
+    GatewayConfig,
+    GatewayPlan,
+    Shares,
+    announced_servers,
+    read_plan,
+    read_shares,
+)
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles, platform_environment
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
+from tasks.governance.handling import Placement, addresses
+from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
 
@@ -85,6 +94,7 @@ def up(
     if serving_replicas:
         given |= _fixed(serving_replicas, **kept.get("scaling", {}))
     full = read_config(Path(chosen) if chosen else None, given, kept)
+    require_placements(context.settings, addresses(full, os.environ))
     # The supervisor outlives this command, and with it the command's folder of temporary files.
     environment = {**os.environ, "TMPDIR": str(Path(tempfile.gettempdir()).parent)}
     try:
@@ -170,6 +180,7 @@ def worker(pool: str, /, *, context: Here) -> None:
     """
     from infra.platform.services import become_worker
 
+    require_placements(context.settings, [Placement(WORK, f"pool:{pool}", "worker")])
     become_worker(pool, context.settings, os.environ)
 
 
@@ -220,6 +231,7 @@ def deploy(
                 "with `make up`, or name a server. Nothing was deployed"
             )
         os.environ.update(environment)
+    require_placements(context.settings)
     from infra.deploying.deploy import make_plan, run
     from infra.deploying.file import PREFECT_FILE
 
@@ -380,6 +392,13 @@ def platform_files(context: Context) -> PlatformFiles:
     return PlatformFiles(home)
 
 
+def _plan(context: Context) -> GatewayPlan:
+    """The gateway's plan, whose addresses may have what goes there."""
+    plan = read_plan(context.home)
+    require_placements(context.settings, addresses(plan.config, os.environ))
+    return plan
+
+
 gateway = App(name="gateway")
 Model = Annotated[str | None, Parameter(help="Model of edge.yaml (default: all).")]
 Share = Annotated[float | None, Parameter(help="Share of the requests, 0 to 1.")]
@@ -397,7 +416,7 @@ def prepare(*, context: Here) -> Shown:
     from infra.gateway.rendering import public_pair
     from serving.security.certificates import expires_at
 
-    plan = read_plan(context.home)
+    plan = _plan(context)
     write(plan)
     pair, place = public_pair(plan), plan.files
     until = expires_at(pair.certificate)
@@ -424,7 +443,7 @@ def run(*, context: Here) -> int:
     from infra.gateway.envoy import run_envoy
     from infra.gateway.prepare import prepare as write
 
-    plan = read_plan(context.home)
+    plan = _plan(context)
     write(plan)
 
     def follow() -> None:
