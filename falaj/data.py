@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,17 +28,10 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, TableRef
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import digest_of, scratch_folder
-from tasks.kernel.settings import (
-    USE_CASE_FILE,
-    ArtifactStore,
-    Settings,
-    StagedFolder,
-    platform_address,
-)
+from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, platform_address
 
 if TYPE_CHECKING:
     from tasks.governance.handling import Placement
-    from tasks.governance.policy import Decision
     from tasks.predictions.reading import LogCount
     from tasks.validation.suites import Suite
 
@@ -382,9 +376,7 @@ def erase(
 
 
 policy = App(name="policy")
-NO_ADVICE = (
-    "No legal advice: each policy says at its top which articles it has, and which it has not."
-)
+NO_ADVICE = "No legal advice: each policy says at its top which articles it has, and which not."
 
 
 @policy.command
@@ -406,31 +398,25 @@ def check(*, explain: bool = False, what: str = "", where: str = "", context: He
         falaj policy check
         falaj policy check --explain --what model --where s3://bucket/models
     """
-    if bool(what) != bool(where):
-        raise ConfigurationError("name both --what and --where, or neither. Nothing was asked")
     from tasks.governance.handling import Placement
     from tasks.governance.policy import decisions, known_handlings
 
-    settings = context.settings
-    handlings = known_handlings(settings)
-    asked = [Placement(what, where)] if what else [*_placements(settings)]
-    found = list(decisions(settings, asked, handlings))
-    refused = [each for each in found if not each.allowed]
-    lines = [line for each in found for line in _policy_lines(each, explain=explain)]
-    if not handlings:
-        lines = ["No raw table has a home, so everything may be anywhere; no policy was asked."]
-    elif not asked:
-        lines = ["The configuration names no place."]
-    facts = {"allowed": not refused, "decisions": found}
-    return Shown(facts, [*lines, *([NO_ADVICE] if found else [])], EXIT_GATE if refused else 0)
+    if bool(what) != bool(where):
+        raise ConfigurationError("name both --what and --where, or neither. Nothing was asked")
+    handlings = known_handlings(context.settings)
+    asked = [Placement(what, where)] if what else _placements(context.settings)
+    found, lines = list(decisions(context.settings, asked, handlings)), []
+    for each in found:
+        lines.append(row("allowed" if each.allowed else "refused", each))
+        lines += [row("", reason) for reason in each.reasons] if explain else []
+    allowed = all(each.allowed for each in found)
+    end = NO_ADVICE if handlings else "No raw table has a home: no policy was asked."
+    facts = {"allowed": allowed, "decisions": found}
+    return Shown(facts, [*lines, end], 0 if allowed else EXIT_GATE)
 
 
-def _placements(settings: Settings) -> Iterator[Placement]:
-    """All that the configuration of an installation places, by whatever file or variable.
-
-    Raises:
-        ConfigurationError: a file is wrong.
-    """
+def _placements(settings: Settings) -> list[Placement]:
+    """All that the configuration of an installation places, by whatever file or variable."""
     from infra.gateway.config import GatewayFiles, read_plan
     from infra.platform.config import stored_config
     from infra.platform.files import PlatformFiles
@@ -438,20 +424,14 @@ def _placements(settings: Settings) -> Iterator[Placement]:
     from tasks.governance.handling import Placement, addresses, variables
     from tasks.governance.policy import WORK
 
-    yield from variables(os.environ)
-    yield from addresses(stored_config(PlatformFiles(settings.home)), os.environ)
-    if GatewayFiles(settings.home).config_file.exists():
-        yield from addresses(read_plan(settings.home).config, os.environ)
-    if not (settings.feature_repo / USE_CASE_FILE).is_file():
-        return
-    yield from addresses(read_serving_config(settings.feature_repo), os.environ)
-    config = read_pipeline_config(settings.feature_repo)
-    yield from addresses(config, os.environ)
-    if config.routing.mode == "deployments" or platform_address(settings.home, "api_url"):
-        yield from (Placement(WORK, f"pool:{name}", "routing") for name in config.routing.classes)
-
-
-def _policy_lines(found: Decision, *, explain: bool) -> Iterator[str]:
-    yield f"{'allowed' if found.allowed else 'refused':<9} {found}"
-    if explain:
-        yield from (f"{'':<9} {reason}" for reason in found.reasons)
+    home, config = settings.home, read_pipeline_config(settings.feature_repo)
+    configs = [config, read_serving_config(settings.feature_repo)]
+    configs += [stored_config(PlatformFiles(home))]
+    if GatewayFiles(home).config_file.exists():
+        configs.append(read_plan(home).config)
+    found = [*variables(os.environ)]
+    for each in configs:
+        found += addresses(each, os.environ, type(each).__name__)
+    if config.routing.mode == "deployments" or platform_address(home, "api_url"):
+        found += [Placement(WORK, f"pool:{name}", "routing") for name in config.routing.classes]
+    return found

@@ -16,14 +16,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
-from infra.gateway.config import (
-    GatewayConfig,
-    GatewayPlan,
-    Shares,
-    announced_servers,
-    read_plan,
-    read_shares,
-)
+from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles, platform_environment
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
@@ -392,13 +385,6 @@ def platform_files(context: Context) -> PlatformFiles:
     return PlatformFiles(home)
 
 
-def _plan(context: Context) -> GatewayPlan:
-    """The gateway's plan, whose addresses may have what goes there."""
-    plan = read_plan(context.home)
-    require_placements(context.settings, addresses(plan.config, os.environ))
-    return plan
-
-
 gateway = App(name="gateway")
 Model = Annotated[str | None, Parameter(help="Model of edge.yaml (default: all).")]
 Share = Annotated[float | None, Parameter(help="Share of the requests, 0 to 1.")]
@@ -416,7 +402,8 @@ def prepare(*, context: Here) -> Shown:
     from infra.gateway.rendering import public_pair
     from serving.security.certificates import expires_at
 
-    plan = _plan(context)
+    plan = read_plan(context.home)
+    require_placements(context.settings, addresses(plan.config, os.environ))
     write(plan)
     pair, place = public_pair(plan), plan.files
     until = expires_at(pair.certificate)
@@ -443,7 +430,8 @@ def run(*, context: Here) -> int:
     from infra.gateway.envoy import run_envoy
     from infra.gateway.prepare import prepare as write
 
-    plan = _plan(context)
+    plan = read_plan(context.home)
+    require_placements(context.settings, addresses(plan.config, os.environ))
     write(plan)
 
     def follow() -> None:

@@ -10,7 +10,7 @@ from flows.decision import advise_on_drift
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import difference, feature_refresh_flow, parity_check_flow
 from flows.promotion import promotion_flow
-from flows.stages import RECORDED, Stages, called, moment_of_run, require_places, roll
+from flows.stages import RECORDED, Stages, called, check_places, moment_of_run, roll
 from flows.training import training_flow
 from tasks.contracts.run import RunRecord
 from tasks.kernel.provenance import code_commit, host_facts
@@ -35,13 +35,12 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
 
 def run_loop(config: PipelineConfig) -> RunRecord:
     """The loop, as a part of the flow that calls it; a retry of that flow takes up its stages."""
-    require_places(config)
+    check_places(config)
     started = datetime.now(UTC)
     service = config.features.training_set.feature_service
     check_model(config.training, Settings.from_environment().feature_repo)
     claim_model_name(config.name, service, config.registry, reserve=False)
-    store, handling = Settings.from_environment().store, config.features.handling
-    stages = Stages(config.name, config.routing, store, handling)
+    stages = Stages(config.name, config.routing, Settings.from_environment().store)
     refresh = stages.run("feature refresh", feature_refresh_flow, config.window, config)
     trained = stages.run("training", training_flow, config)
     variants = stages.run("conversion", conversion_flow, trained.version, trained.dataset, config)

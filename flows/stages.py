@@ -31,6 +31,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from flows.config import PipelineConfig
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
+from tasks.contracts.hardware import CLASS_VARIABLE
 from tasks.contracts.run import StageRoute, StageTime
 from tasks.control.config import LeaseRequest, RoutingConfig, StageLease, StageName
 from tasks.control.leases.task import leased
@@ -39,8 +40,8 @@ from tasks.control.routing.task import StageOrder, as_returned, dump_parameters,
 from tasks.costs.ledger import CostLedger
 from tasks.costs.meter import RunMeter
 from tasks.features.tables.ledger import load_ledger
-from tasks.governance.handling import ORDINARY, Handling, Placement, addresses
-from tasks.governance.policy import require_placements
+from tasks.governance.handling import Placement, addresses
+from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import WindowError
 from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import ArtifactStore, Settings, named_artifacts
@@ -61,20 +62,12 @@ class Stages:
         use_case: name of the use case.
         routing: where its stages run.
         store: the artifact store that all stages share.
-        handling: of the data that they work on.
     """
 
     DECIDES_ANEW = frozenset({"promotion"})
 
-    def __init__(
-        self,
-        use_case: str,
-        routing: RoutingConfig,
-        store: ArtifactStore,
-        handling: Handling = ORDINARY,
-    ) -> None:
+    def __init__(self, use_case: str, routing: RoutingConfig, store: ArtifactStore) -> None:
         self._use_case, self._routing, self._store = use_case, routing, store
-        self._handling = handling
         self._by_deployment = routing.mode == "deployments" or (
             routing.mode == "auto" and bool(runtime.deployment.id)
         )
@@ -113,7 +106,6 @@ class Stages:
             routing=self._routing,
             use_case=self._use_case,
             suffix=_suffix(self._use_case),
-            handling=self._handling,
         )
         outcome = run_stage(order)
         return as_returned(outcome["result"], stage), StageRoute.model_validate(outcome["route"])
@@ -229,15 +221,16 @@ class _NoteWhy:
             client.update_flow_run_labels(flow_run.id, {NOT_RETRIED: self.why})
 
 
-def require_places(config: PipelineConfig, *also: Placement) -> None:
+def check_places(config: PipelineConfig, *also: Placement) -> None:
     """See that all of a use case may be where its configuration and this environment put it.
 
     Raises:
         PlacementRefusedError: it may not; nothing was read or written.
     """
-    placements = [*addresses(config, os.environ), *also]
-    handlings = [config.features.handling]
-    require_placements(Settings.from_environment(), placements, handlings)
+    asked = [*addresses(config, os.environ), *also]
+    if pool := os.environ.get(CLASS_VARIABLE):
+        asked.append(Placement(WORK, f"pool:{pool}", CLASS_VARIABLE))
+    require_placements(Settings.from_environment(), asked, [config.features.handling])
 
 
 def moment_of_run() -> datetime:

@@ -24,21 +24,16 @@ RAW = "raw rows"
 class Declared(Described):
     """What a use case declares of a raw table."""
 
-    data_class: DataClass = "internal"
-    """`personal`: about persons; `sensitive`: special categories of personal data."""
+    data_class: DataClass = Field(default="internal", description="The strictest of its rows.")
     home: tuple[Zone, ...] = ()
     """Jurisdictions whose rules the rows are under, as `uae`, `uae-difc`, `uae-adgm`, `eu` or a
     country's code; none: nobody is asked where the rows, and what is made of them, may be."""
-    purposes: tuple[Purpose, ...] = ()
-    """What personal rows were collected for; `features.purpose` has to be among them."""
+    purposes: tuple[Purpose, ...] = Field(default=(), description="Personal rows are for these.")
 
     @model_validator(mode="after")
     def _persons_have_a_home(self) -> Self:
         if self.data_class in PERSONAL and not self.home:
-            raise ValueError(
-                f"data_class {self.data_class} needs a home, such as home: [uae], which says whose "
-                "law holds"
-            )
+            raise ValueError(f"data_class {self.data_class} needs a home, such as home: [uae]")
         return self
 
 
@@ -65,14 +60,8 @@ class Handling(Frozen):
     @property
     def tags(self) -> dict[str, str]:
         """Tags of a model version; none where nothing was declared."""
-        if not self.homes:
-            return {}
-        found = {"data_class": self.data_class, "data_homes": " ".join(self.homes)}
-        return found | {"data_purpose": self.purpose} if self.purpose else found
-
-
-ORDINARY = Handling()
-"""Of what nobody declared anything: it may be anywhere."""
+        kept = {"data_class": self.data_class, "data_purpose": self.purpose}
+        return {**kept, "data_homes": " ".join(self.homes)} if self.homes else {}
 
 
 @dataclass(frozen=True)
@@ -93,21 +82,12 @@ class Address:
 
 
 VARIABLES = {
-    "FALAJ_STATE": "state",
-    "FALAJ_AUDIT": "journal heads",
-    "FALAJ_DATABASE_URL": "metadata",
-    "FALAJ_REGISTRY_URL": "feature definitions",
-    "FALAJ_REDIS": "online features",
-    "FALAJ_PLATFORM_DATABASE_URL": "metadata",
-    "FALAJ_PLATFORM_REDIS_URL": "events",
-    "PREFECT_API_URL": "metadata",
-    "OPENLINEAGE_URL": "lineage",
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "traces",
-    "FALAJ_NOTIFY_WEBHOOK": "messages",
-    "FALAJ_NOTIFY_SLACK": "messages",
-    "FALAJ_NOTIFY_EMAIL": "messages",
-    "AWS_ENDPOINT_URL": "state",
-    "AWS_ENDPOINT_URL_S3": "state",
+    **dict.fromkeys(("FALAJ_STATE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"), "state"),
+    **dict.fromkeys(("FALAJ_DATABASE_URL", "FALAJ_PLATFORM_DATABASE_URL"), "metadata"),
+    **dict.fromkeys(("FALAJ_REGISTRY_URL", "FALAJ_REDIS"), "features"),
+    **dict.fromkeys(("FALAJ_PLATFORM_REDIS_URL", "PREFECT_API_URL"), "metadata"),
+    **dict.fromkeys(("FALAJ_NOTIFY_WEBHOOK", "FALAJ_NOTIFY_SLACK"), "messages"),
+    **{"FALAJ_NOTIFY_EMAIL": "messages", "FALAJ_AUDIT": "journal", "OPENLINEAGE_URL": "lineage"},
 }
 """Environment variables that hold an address, and what goes there."""
 
@@ -121,33 +101,36 @@ class Placement:
     setting: str = ""
 
 
-def addresses(config: BaseModel, environment: Mapping[str, str]) -> Iterator[Placement]:
-    """All that a configuration places: its fields marked as `Address`, at any depth."""
-    yield from _marked(config, type(config).__name__, environment)
-
-
 def variables(environment: Mapping[str, str]) -> Iterator[Placement]:
     """All that the environment places."""
-    for name, what in VARIABLES.items():
-        if value := environment.get(name):
-            yield Placement(what, value, name)
+    for name in VARIABLES.keys() & environment.keys():
+        if value := environment[name]:
+            yield Placement(VARIABLES[name], value, name)
 
 
-def _marked(value: Any, name: str, environment: Mapping[str, str]) -> Iterator[Placement]:
-    if isinstance(value, BaseModel):
-        for field, info in type(value).model_fields.items():
-            found, path = getattr(value, field), f"{name}.{field}"
-            if mark := next((m for m in info.metadata if isinstance(m, Address)), None):
-                for each in found if isinstance(found, tuple) else (found,):
-                    text = environment.get(str(each), "") if mark.variable else str(each or "")
-                    prefix = "file:" if mark.path and "://" not in text else mark.prefix
-                    if text:
-                        yield Placement(mark.what, prefix + text, path)
-            else:
-                yield from _marked(found, path, environment)
-    elif isinstance(value, tuple | list):
-        for number, each in enumerate(value):
-            yield from _marked(each, f"{name}[{number}]", environment)
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _marked(each, f"{name}.{key}", environment)
+def addresses(config: object, environment: Mapping[str, str], name: str = "") -> list[Placement]:
+    """All that a configuration places: its fields marked as `Address`, at any depth.
+
+    Args:
+        config: a model, or what one holds.
+        environment: where a field names a variable, its value.
+        name: of the configuration, for people.
+    """
+    items: Iterable[tuple[Any, Any]] = ()
+    marks: dict[Any, Address] = {}
+    if isinstance(config, BaseModel):
+        fields, items = type(config).model_fields, config
+        marks = {n: m for n, f in fields.items() for m in f.metadata if isinstance(m, Address)}
+    elif isinstance(config, dict | tuple | list):
+        items = config.items() if isinstance(config, dict) else enumerate(config)
+    found = []
+    for key, value in items:
+        path = f"{name}.{key}".lstrip(".")
+        if mark := marks.get(key):
+            texts = map(str, value if isinstance(value, tuple) else [value or ""])
+            named = [environment.get(t, "") if mark.variable else t for t in texts]
+            prefixes = {t: "file:" if mark.path and "://" not in t else mark.prefix for t in named}
+            found += [Placement(mark.what, prefixes[t] + t, path) for t in named if t]
+        else:
+            found += addresses(value, environment, path)
+    return found

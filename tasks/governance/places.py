@@ -27,8 +27,7 @@ class End(NamedTuple):
         """For people and records: without user, password, query, or a path that may be secret."""
         if self.scheme in NAMED:
             return f"{self.scheme}:{self.host}"
-        is_secret = self.scheme.startswith(("http", "mailto"))
-        path = "" if is_secret else self.path
+        path = "" if self.scheme.startswith(("http", "mailto")) else self.path
         return f"{self.scheme}://{self.host}{path}" if self.scheme else self.host
 
 
@@ -41,27 +40,24 @@ def ends_of(address: str) -> list[End]:
     scheme, _, rest = address.partition(":")
     if scheme in NAMED:
         return [End(scheme, rest, "")]
-    if scheme == "file" and not rest.startswith("//"):
-        return [End("file", "", rest)]
     if "://" not in address:
-        if address.startswith("/"):
-            return [End("file", "", address)]
+        if address.startswith(("/", "file:")):
+            return [End("file", "", address.removeprefix("file:"))]
         parts = [part for part in address.split(",") if "=" not in part]
-        return [End("", _host(part), "") for part in parts] or [End("", "", "")]
+        return [End("", _host(part), "") for part in parts or [""]]
     try:
         found = urlsplit(address)
     except ValueError:
         return [End(scheme, "", "")]
     query, path = dict(parse_qsl(found.query)), unquote(found.path)
-    kind = found.scheme.partition("+")[0] if found.scheme.startswith("postgres") else found.scheme
     hosts = found.netloc.rpartition("@")[2].split(",")
     if found.scheme.startswith("postgres"):
-        named = [query[name] for name in ("host", "hostaddr") if name in query]
+        named = [query[name] for name in ("host", "hostaddr", "service") if name in query]
         hosts = [host for text in named for host in text.split(",")] or hosts
         hosts = ["localhost" if not host or host.startswith("/") else host for host in hosts]
     if found.scheme.startswith("mailto"):
         hosts += [mail.rpartition("@")[2] for mail in re.split("[,;]", query.get("to", "")) if mail]
-    return [End(kind, _host(host), normpath(path) if path else "") for host in hosts]
+    return [End(found.scheme, _host(host), normpath(path) if path else "") for host in hosts]
 
 
 def _host(text: str) -> str:
@@ -86,7 +82,7 @@ def fits(pattern: str, end: End) -> bool:
 
 
 def zone_of(end: End, zones: Mapping[str, str], own: str | None, folders: tuple[Path, ...]) -> str:
-    """Zone of an end: of the first pattern that fits, else of this machine, else unknown.
+    """Zone of an end: of the first pattern that fits; else `own`, if it is here; else unknown.
 
     Args:
         end: of an address.
@@ -94,11 +90,10 @@ def zone_of(end: End, zones: Mapping[str, str], own: str | None, folders: tuple[
         own: zone of this machine: of loopback, and of what is in `folders`.
         folders: the state folder and the project; links in paths are followed.
     """
+    is_here = end.scheme == "package" or (end.scheme not in NAMED and is_loopback(end.host))
     if end.scheme in _LOCAL and not end.host:
         path = (folders[-1] / end.path).resolve()
-        if end.path and any(path.is_relative_to(folder.resolve()) for folder in folders):
-            return own or UNKNOWN
+        is_here = bool(end.path) and any(path.is_relative_to(f.resolve()) for f in folders)
         end = End("file", "", str(path) if end.path else "")
-    elif end.scheme == "package" or (end.scheme not in NAMED and is_loopback(end.host)):
-        return own or UNKNOWN
-    return next((zone for pattern, zone in zones.items() if fits(pattern, end)), UNKNOWN)
+    fitting = (zone for pattern, zone in zones.items() if fits(pattern, end))
+    return next(fitting, own if own and is_here else UNKNOWN)

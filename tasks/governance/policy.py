@@ -4,27 +4,26 @@ Of data without a home nobody is asked, and the engine is not loaded. Of all oth
 is a refusal: an address without a zone, a policy that cannot be read, an engine that is not there,
 a home of which no policy speaks. No legal advice: each policy says which articles it has.
 
-The files are in `policies/` of the project, else of the state folder, or in the folder that
-`FALAJ_POLICIES` names: `policy.yaml` (zones, bases, waivers), further policies, and those that take
-the place of a shipped one by its name.
+The files are in `policies/` of the project, else of the state folder: `policy.yaml` (zones, bases,
+waivers), further policies, and those that take the place of a shipped one by its name.
 """
 
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from tasks.governance.handling import DataClass, Declared, Handling, Placement, Zone, variables
+from tasks.governance.handling import Declared, Handling, Placement, Zone, variables
 from tasks.governance.journal import Journal
-from tasks.governance.places import ends_of, fits, zone_of
+from tasks.governance.places import End, ends_of, fits, zone_of
 from tasks.kernel.errors import ConfigurationError, PlacementRefusedError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, VALUE, Settings
@@ -34,14 +33,12 @@ logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).with_name("policies")
 POLICY_FILE, ADEQUACY_FILE = "policy.yaml", "adequacy.yaml"
-FOLDER_VARIABLE, ZONE_VARIABLE = "FALAJ_POLICIES", "FALAJ_ZONE"
-CLASS_VARIABLE = "FALAJ_HARDWARE_CLASS"
 LANDED, STATE, WORK = "landed", "state", "work"
 NOTHING = "Nothing was placed"
 
 
 class Basis(Contract):
-    """A safeguard, consent or decision that somebody has on file, for data of a home in a zone."""
+    """A safeguard, consent or decision that is on file, for data of a home in a zone."""
 
     home: Zone
     zone: Zone
@@ -78,7 +75,7 @@ class PolicyFile(Contract):
 
 
 class Reason(Frozen):
-    """What one rule of one policy says about the data of one home."""
+    """What one rule of one policy says about the data of one home; `at`: file and line of it."""
 
     home: str
     allow: bool
@@ -87,12 +84,11 @@ class Reason(Frozen):
     article: str
     as_of: date
     says: str
-    at: str = Field(default="", description="File and line of the rule.")
+    at: str = ""
 
     def __str__(self) -> str:
-        verb = "allows" if self.allow else "refuses"
         source = f"{self.law}, {self.article} (as of {self.as_of}; {self.rule}, {self.at})"
-        return f"{source} {verb} it for {self.home}: {self.says}"
+        return f"{source} {'allows' if self.allow else 'refuses'} it for {self.home}: {self.says}"
 
 
 @dataclass(frozen=True)
@@ -100,9 +96,7 @@ class Decision:
     """Whether something may be placed, and why.
 
     Attributes:
-        what: goes there.
-        where: the address, without what may be secret.
-        setting: that names it.
+        placement: what goes where, the address without what may be secret.
         zone: of the address; several where it names several hosts.
         handling: of the data.
         allowed: it may.
@@ -110,114 +104,92 @@ class Decision:
         notes: which waiver counted or did not, and why.
     """
 
-    what: str
-    where: str
-    setting: str
+    placement: Placement
     zone: str
     handling: Handling
     allowed: bool
-    reasons: tuple[Reason, ...] = ()
-    notes: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        seen = f"{self.what} ({self.handling.data_class}, of {', '.join(self.handling.homes)})"
-        named = f" by {self.setting}" if self.setting else ""
-        noted = [str(reason) for reason in self.reasons if reason.allow == self.allowed]
-        return f"{seen} to {self.where} in zone {self.zone}{named}: " + "; ".join(
-            [*noted, *self.notes]
-        )
+        to, data = self.placement, self.handling
+        by = f" by {to.setting}" if to.setting else ""
+        seen = f"{to.what} ({data.data_class}, of {', '.join(data.homes)}) to {to.where}{by}"
+        decisive = [str(reason) for reason in self.reasons if reason.allow == self.allowed]
+        return f"{seen}, zone {self.zone}: {'; '.join([*decisive, *self.notes])}"
 
 
 class Engine:
     """The policies, compiled; every failure of theirs is a refusal.
 
     Args:
-        files: name to where the file is and its text; Rego, and the lists of adequate zones.
+        files: name, place and text of each policy.
+        adequacy: what they read as `data.adequacy`, as JSON.
     """
 
-    def __init__(self, files: Mapping[str, tuple[str, str]], adequacy: Mapping[str, Any]) -> None:
-        self._files = files
+    def __init__(self, files: Iterable[tuple[str, str, str]], adequacy: str) -> None:
+        self._lines: dict[str, str] = {}
         try:
-            from regopy import Interpreter, RegoError
+            from regopy import Interpreter
 
-            self._error: type[Exception] = RegoError
             self._rego = Interpreter()
-            self._rego.add_data_json(json.dumps({"adequacy": adequacy}, default=str))
-            for name, (_, text) in files.items():
+            self._rego.add_data_json(f'{{"adequacy": {adequacy}}}')
+            for name, place, text in files:
                 self._rego.add_module(name, text)
+                for number, line in enumerate(text.splitlines(), start=1):
+                    for rule in re.findall(r'"rule": "([^"]+)"', line):
+                        self._lines.setdefault(rule, f"{place}:{number}")
             self._bundle = self._rego.build("found = data.falaj")
-        except ImportError as exc:
-            raise _closed(f"the policy engine cannot be loaded ({exc})") from exc
-        except Exception as exc:  # of the library: its own kinds, and UnicodeError, ValueError
-            raise _closed(f"the policies do not compile: {' '.join(str(exc).split())}") from exc
+        except Exception as exc:  # the library is away, or raises any of a dozen kinds
+            raise _closed("the policies cannot be loaded", exc) from exc
 
     def ask(self, question: Mapping[str, Any]) -> list[Reason]:
         """What all rules say about one placement."""
         try:
             self._rego.set_input(question)
             answer = json.loads(str(self._rego.query_bundle(self._bundle)))
-            packages = answer["bindings"]["found"]
-            found = [each for package in packages.values() for each in package.get("answer", [])]
+            packages = answer["bindings"]["found"].values()
+            found = [each for package in packages for each in package.get("answer", [])]
             reasons = TypeAdapter(list[Reason]).validate_python(found)
-        except self._error as exc:
-            raise _closed(f"a policy failed: {' '.join(str(exc).split())}") from exc
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise _closed("the policies gave no answer that can be read") from exc
-        return [reason.model_copy(update={"at": self._line(reason.rule)}) for reason in reasons]
-
-    def _line(self, rule: str) -> str:
-        for path, text in self._files.values():
-            for number, line in enumerate(text.splitlines(), start=1):
-                if f'"rule": "{rule}"' in line:
-                    return f"{path}:{number}"
-        return "a rule that no line names"
+        except Exception as exc:  # as above
+            raise _closed("the policies gave no answer", exc) from exc
+        return [
+            reason.model_copy(update={"at": self._lines.get(reason.rule, "?")})
+            for reason in reasons
+        ]
 
 
-def _closed(why: str) -> PlacementRefusedError:
+def _closed(what: str, exc: Exception) -> PlacementRefusedError:
     return PlacementRefusedError(
-        f"{why}; expected an answer for data that has a home. Correct the policies (`falaj policy "
-        f"check` reads them), or install what is missing. {NOTHING}"
+        f"{what}: {type(exc).__name__}: {' '.join(str(exc).split())}. Without an answer data that "
+        f"has a home goes nowhere; mend the policies, or install regopy. {NOTHING}"
     )
 
 
-@lru_cache(maxsize=4)
-def _engine(files: tuple[tuple[str, str, str], ...], adequacy: str) -> Engine:
-    return Engine({name: (path, text) for name, path, text in files}, json.loads(adequacy))
+_engine = lru_cache(maxsize=4)(Engine)
 
 
 class Policies:
     """The policies of an installation.
 
     Args:
-        home: the state folder.
-        project: folder of the use case.
+        settings: state folder and project.
         today: on which bases and waivers count; by default this day in UTC.
-        environment: `FALAJ_POLICIES` and `FALAJ_ZONE` (instead of `own`, for this machine).
+            `FALAJ_ZONE` is the zone of this machine, instead of `own`.
 
     Raises:
-        ConfigurationError: `policy.yaml` is wrong, or the named folder does not exist.
+        ConfigurationError: `policy.yaml` is wrong.
     """
 
-    def __init__(
-        self,
-        home: Path,
-        project: Path,
-        today: date | None = None,
-        environment: Mapping[str, str] = os.environ,
-    ) -> None:
-        self.folders = (home, project)
+    def __init__(self, settings: Settings, today: date | None = None) -> None:
+        self.inside = (settings.home, settings.feature_repo)
         self.today = today or datetime.now(UTC).date()
-        named = environment.get(FOLDER_VARIABLE)
-        own = [Path(named)] if named else [project / "policies", home / "policies"]
-        self.folder = next((folder for folder in own if folder.is_dir()), None)
-        if named and self.folder is None:
-            raise ConfigurationError(
-                f"{FOLDER_VARIABLE} names {named}, which is no folder. {NOTHING}"
-            )
-        self.file = PolicyFile()
-        if self.folder is not None and (file := self.folder / POLICY_FILE).exists():
-            self.file = checked(PolicyFile, read_yaml(file, str(file)), str(file), NOTHING)
-        self.own = environment.get(ZONE_VARIABLE) or self.file.own
+        own = (settings.feature_repo / "policies", settings.home / "policies")
+        self.folders = [folder for folder in own if folder.is_dir()][:1]
+        file = self.folders[0] / POLICY_FILE if self.folders else SHIPPED / POLICY_FILE
+        content = read_yaml(file, str(file)) if file.exists() else {}
+        self.file = checked(PolicyFile, content, str(file), NOTHING)
+        self.own = os.environ.get("FALAJ_ZONE") or self.file.own
 
     @property
     def engine(self) -> Engine:
@@ -226,87 +198,79 @@ class Policies:
         Raises:
             PlacementRefusedError: it cannot be loaded, or a policy cannot be read.
         """
-        folders = [SHIPPED, *([self.folder] if self.folder else [])]
+        folders = [SHIPPED, *self.folders]
         found = {file.name: file for folder in folders for file in sorted(folder.glob("*.rego"))}
-        lists = [file for folder in folders if (file := folder / ADEQUACY_FILE).exists()]
+        adequacy = [f / ADEQUACY_FILE for f in folders if (f / ADEQUACY_FILE).exists()][-1]
         try:
-            texts = tuple((n, _short(file), file.read_text("utf-8")) for n, file in found.items())
-            adequacy = read_yaml(lists[-1], str(lists[-1]))
+            texts = [(n, f"{f.parent.name}/{n}", f.read_text("utf-8")) for n, f in found.items()]
+            lists = json.dumps(read_yaml(adequacy, str(adequacy)), default=str)
         except (OSError, ValueError, ConfigurationError) as exc:
-            raise _closed(f"a policy cannot be read ({exc})") from exc
-        return _engine(texts, json.dumps(adequacy, default=str))
+            raise _closed("a policy cannot be read", exc) from exc
+        return _engine(tuple(texts), lists)
 
     def decide(self, placement: Placement, handling: Handling) -> Decision:
-        """Whether data may be there, and why.
+        """Whether data may be there, and why; of data without a home it is not asked.
 
         Raises:
             PlacementRefusedError: the policies cannot answer.
         """
         ends = ends_of(placement.where)
-        zones = {end: zone_of(end, self.file.zones, self.own, self.folders) for end in ends}
-        where, zone = ", ".join(map(str, ends)), ", ".join(sorted({*zones.values()}))
-        base = (placement.what, where, placement.setting, zone, handling)
-        if not handling.homes:
-            return Decision(*base, allowed=True)
+        zones = {end: zone_of(end, self.file.zones, self.own, self.inside) for end in ends}
         reasons: list[Reason] = []
         notes: list[str] = []
         allowed = True
-        for end, each in zones.items():
-            found = self.engine.ask(self._question(placement.what, each, handling))
-            refusals = [reason for reason in found if not reason.allow]
-            for home in {*handling.homes} - {reason.home for reason in found}:
-                reason = _unspoken(home, each, handling.data_class)
-                refusals.append(reason)
-                found.append(reason)
-            counted = {r.rule: self._waived(r.rule, placement.what, end, notes) for r in refusals}
-            allowed = allowed and all(counted.values())
+        for end, zone in zones.items() if handling.homes else ():
+            found = self.engine.ask(self._question(placement.what, zone, handling))
+            silent = {*handling.homes} - {reason.home for reason in found}
+            found += [_silence(home, zone, self.today) for home in sorted(silent)]
+            for rule in {reason.rule for reason in found if not reason.allow}:
+                allowed = self._waived(rule, placement.what, end, notes) and allowed
             reasons += found
         reasons.sort(key=lambda reason: (reason.allow, reason.home, reason.rule))
-        return Decision(*base, allowed, tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(notes)))
+        shown = replace(placement, where=", ".join(map(str, ends)))
+        zone = ", ".join(sorted({*zones.values()}))
+        return Decision(shown, zone, handling, allowed, tuple(reasons), tuple(sorted(notes)))
 
     def _question(self, what: str, zone: str, handling: Handling) -> dict[str, Any]:
-        bases = [
-            basis.model_dump(include={"home", "zone", "basis"})
-            for basis in self.file.bases
-            if basis.until >= self.today
-        ]
-        return {
-            "what": what,
-            "class": handling.data_class,
-            "homes": list(handling.homes),
-            "zone": zone,
-            "purpose": handling.purpose,
-            "purposes": list(handling.purposes),
-            "bases": bases,
-        }
+        names, bases = {"home", "zone", "basis"}, self.file.bases
+        valid = [basis.model_dump(include=names) for basis in bases if basis.until >= self.today]
+        data = handling.model_dump(mode="json")
+        return {**data, "class": handling.data_class, "what": what, "zone": zone, "bases": valid}
 
-    def _waived(self, rule: str, what: str, end: Any, notes: list[str]) -> bool:
+    def _waived(self, rule: str, what: str, end: End, notes: list[str]) -> bool:
+        counts = False
         for waiver in self.file.waivers:
             if (waiver.rule, waiver.what) == (rule, what) and fits(waiver.where, end):
-                fault = waiver.fault(self.today)
-                people = " and ".join(waiver.approved_by)
-                kept = f"waived until {waiver.until} by {people}: {waiver.reason}"
-                notes.append(f"{rule}: " + (f"a waiver does not count: {fault}" if fault else kept))
-                if fault is None:
-                    return True
-        return False
+                fault, people = waiver.fault(self.today), " and ".join(waiver.approved_by)
+                good = f"is waived until {waiver.until} by {people}: {waiver.reason}"
+                notes.append(f"{rule} " + (f"stays, a waiver is void: {fault}" if fault else good))
+                counts = counts or not fault
+        return counts
 
 
-def _short(file: Path) -> str:
-    return f"{'policies' if file.parent == SHIPPED else file.parent.name}/{file.name}"
-
-
-def _unspoken(home: str, zone: str, data_class: DataClass) -> Reason:
-    says = f"no policy speaks of {data_class} data of {home} in {zone}, so it stays at home"
-    fields = {"rule": "own-silence", "law": "Own rules of residency", "article": "rule 5"}
-    at = f"{Path(__file__).name}:_unspoken"
-    return Reason(
-        home=home, allow=False, as_of=datetime.now(UTC).date(), says=says, at=at, **fields
-    )
+def _silence(home: str, zone: str, today: date) -> Reason:
+    says = f"no policy has a word on such data in {zone}, so it stays at home"
+    named = {"rule": "own-silence", "law": "Own rules of residency", "article": "rule 5"}
+    return Reason(home=home, allow=False, as_of=today, says=says, at=Path(__file__).name, **named)
 
 
 class _Table(Declared):
     model_config = ConfigDict(extra="ignore")
+
+
+def _declared(config: object) -> list[Handling]:
+    """How a use case, as plain data, declares its data; nothing where it has none."""
+    features = config.get("features") if isinstance(config, dict) else None
+    if not isinstance(features, dict) or not features.get("raw_tables"):
+        return []
+    try:
+        tables = TypeAdapter(list[_Table]).validate_python(features["raw_tables"])
+        return [Handling.of(tables, features.get("purpose") or "")]
+    except ValueError as exc:
+        raise ConfigurationError(
+            f"{USE_CASE_FILE} declares data_class, home, purposes or purpose as they cannot be; "
+            f"`falaj check` says which. {NOTHING}"
+        ) from exc
 
 
 def known_handlings(settings: Settings) -> tuple[Handling, ...]:
@@ -315,22 +279,11 @@ def known_handlings(settings: Settings) -> tuple[Handling, ...]:
     Raises:
         ConfigurationError: the project's declaration cannot be read.
     """
-    found = []
-    with suppress(FileNotFoundError):
-        features = read_yaml(settings.feature_repo / USE_CASE_FILE, USE_CASE_FILE).get("features")
-        given = features if isinstance(features, dict) else {}
-        try:
-            tables = TypeAdapter(list[_Table]).validate_python(given.get("raw_tables") or [])
-        except ValidationError as exc:
-            raise ConfigurationError(
-                f"{USE_CASE_FILE} declares data_class, home or purposes of a raw table that cannot "
-                f"be; `falaj check` says which. {NOTHING}"
-            ) from exc
-        if tables:
-            found.append(Handling.of(tables, str(given.get("purpose") or "")))
+    file = settings.feature_repo / USE_CASE_FILE
+    found = _declared(read_yaml(file, USE_CASE_FILE)) if file.is_file() else []
     for folder in settings.store.folders(LANDED):
-        kept = json.loads((folder / VALUE).read_text("utf-8")).get("handling")
-        found += [Handling.model_validate(kept)] if kept else []
+        kept = json.loads((folder / VALUE).read_text("utf-8")).get("handling", {})
+        found.append(Handling.model_validate(kept))
     return tuple(dict.fromkeys(each for each in found if each.homes))
 
 
@@ -339,20 +292,20 @@ def decisions(
 ) -> Iterator[Decision]:
     """What the policies say of each placement for each kind of data that has a home."""
     asked = [handling for handling in handlings if handling.homes]
-    policies = Policies(settings.home, settings.feature_repo) if asked else None
+    policies = Policies(settings) if asked else None
     for placement in dict.fromkeys(placements) if policies else ():
-        for handling in asked:
-            yield policies.decide(placement, handling)  # type: ignore[union-attr]
+        yield from (policies.decide(placement, each) for each in asked)  # type: ignore[union-attr]
 
 
-def refused_pool(settings: Settings, pool: str, handling: Handling) -> str | None:
-    """Why data may not be worked on by a pool's workers; None where it may.
+def refused_pool(settings: Settings, pool: str, parameters: Mapping[str, Any]) -> str | None:
+    """Why data of a flow's parameters may not be worked on by a pool; None where it may.
 
     Raises:
         PlacementRefusedError: the policies cannot answer.
     """
     asked = [Placement(WORK, f"pool:{pool}")]
-    return next((str(d) for d in decisions(settings, asked, [handling]) if not d.allowed), None)
+    found = decisions(settings, asked, _declared(parameters.get("config")))
+    return next((str(each) for each in found if not each.allowed), None)
 
 
 def require_placements(
@@ -376,24 +329,19 @@ def require_placements(
         ConfigurationError: `policy.yaml` or the declaration is wrong.
     """
     known = known_handlings(settings) if handlings is None else handlings
-    if not any(handling.homes for handling in known):
-        return
-    own = environment.get(CLASS_VARIABLE)
-    asked = [*placements, *variables(environment)]
-    asked += [Placement(WORK, f"pool:{own}", CLASS_VARIABLE)] if own else []
-    noted = [d for d in decisions(settings, asked, known) if d.notes or not d.allowed]
-    refused = [found for found in noted if not found.allowed]
+    found = decisions(settings, [*placements, *variables(environment)], known)
+    notable = [each for each in found if each.notes or not each.allowed]
+    refused = [each for each in notable if not each.allowed]
     # Where the state may not be, nothing is written, and the journal is a part of the state.
-    journal = None if any(d.what == STATE for d in refused) else Journal(settings.home / "audit")
-    for found in noted:
-        outcome = "waived" if found.allowed else "refused"
-        homes = " ".join(found.handling.homes)
-        subject = {"what": found.what, "where": found.where, "zone": found.zone, "homes": homes}
-        rules = [reason.rule for reason in found.reasons if not reason.allow]
-        why = found.notes
-        if journal is not None:
-            journal.append("placement", outcome=outcome, subject=subject, rules=rules, why=why)
-        logger.warning("%s: %s", outcome, found)
+    writes = not any(each.placement.what == STATE for each in refused)
+    for each in notable:
+        logger.warning("%s %s", "waived:" if each.allowed else "refused:", each)
+        if writes:
+            facts = {"zone": each.zone, "homes": each.handling.homes, "notes": each.notes}
+            rules = [reason.rule for reason in each.reasons if not reason.allow]
+            outcome, subject = "waived" if each.allowed else "refused", vars(each.placement)
+            journal = Journal(settings.home / "audit")
+            journal.append("place", outcome=outcome, subject=subject, rules=rules, **facts)
     if refused:
         raise PlacementRefusedError(
             "\n".join(map(str, refused)) + f". {NOTHING}; place it elsewhere, name the zone or the "

@@ -43,7 +43,6 @@ import tasks.kernel.errors
 from tasks.contracts.hardware import CPU, FILE_NAME, kind_of
 from tasks.contracts.run import StageRoute
 from tasks.control.config import BurstRule, RoutingConfig, StageName, StageRouting
-from tasks.governance.handling import ORDINARY, Handling
 from tasks.governance.policy import refused_pool
 from tasks.kernel.errors import FalajError, StageError, StageLostError
 from tasks.kernel.location import Location
@@ -217,7 +216,6 @@ class StageOrder:
         routing: where stages may run.
         use_case: name of the use case.
         suffix: what the use case's deployments have after the class, such as `-houses`.
-        handling: of the data that it works on.
     """
 
     stage: StageName
@@ -226,7 +224,6 @@ class StageOrder:
     routing: RoutingConfig
     use_case: str
     suffix: str
-    handling: Handling = ORDINARY
 
     @property
     def digest(self) -> str:
@@ -498,7 +495,7 @@ class _Stage:
         if rule.burst and _is_burst(hardware_class, rule):
             cost = self._hours_of(pool, waiting) * rule.burst.price_per_hour
         num = num_online(self._client, pool)
-        barred = refused_pool(Settings.from_environment(), pool, self._order.handling)
+        barred = refused_pool(Settings.from_environment(), pool, self._order.parameters)
         return Place(deployment, hardware_class, pool, num, fault, waiting, cost, barred)
 
     def _hours_of(self, pool: str, num_waiting: int) -> float:
