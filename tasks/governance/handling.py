@@ -4,6 +4,7 @@ Declared on raw tables, and kept with what is made of them: the strictest class,
 declared is class `internal` without a home, of which nobody is asked anything.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, get_args
@@ -88,8 +89,10 @@ VARIABLES = {
     **dict.fromkeys(("FALAJ_PLATFORM_REDIS_URL", "PREFECT_API_URL"), "metadata"),
     **dict.fromkeys(("FALAJ_NOTIFY_WEBHOOK", "FALAJ_NOTIFY_SLACK"), "messages"),
     **{"FALAJ_NOTIFY_EMAIL": "messages", "FALAJ_AUDIT": "journal", "OPENLINEAGE_URL": "lineage"},
+    "FALAJ_OIDC_DISCOVERY_URL": "",
 }
-"""Environment variables that hold an address, and what goes there."""
+"""Environment variables that hold an address, and what goes there; to an issuer goes nothing. Any
+other `FALAJ_..._URL` is that of a raw table."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,10 @@ class Placement:
 
 def variables(environment: Mapping[str, str]) -> Iterator[Placement]:
     """All that the environment places."""
-    for name in VARIABLES.keys() & environment.keys():
-        if value := environment[name]:
-            yield Placement(VARIABLES[name], value, name)
+    for name, value in environment.items():
+        what = VARIABLES.get(name, RAW if re.fullmatch(r"FALAJ_\w+_URL", name) else "")
+        if what and value:
+            yield Placement(what, value, name)
 
 
 def addresses(config: object, environment: Mapping[str, str], name: str = "") -> list[Placement]:

@@ -122,6 +122,8 @@ class Decision:
 class Engine:
     """The policies, compiled; every failure of theirs is a refusal.
 
+    The library keeps some 20 kB of each query for ever, so the answers themselves are kept too.
+
     Args:
         files: name, place and text of each policy.
         adequacy: what they read as `data.adequacy`, as JSON.
@@ -129,34 +131,36 @@ class Engine:
 
     def __init__(self, files: Iterable[tuple[str, str, str]], adequacy: str) -> None:
         self._lines: dict[str, str] = {}
+        self.ask = lru_cache(maxsize=1000)(self._ask)
+        packages = []
         try:
             from regopy import Interpreter
 
             self._rego = Interpreter()
+            self._rego.strict_built_in_errors = True
             self._rego.add_data_json(f'{{"adequacy": {adequacy}}}')
             for name, place, text in files:
                 self._rego.add_module(name, text)
+                packages += re.findall(r"^package falaj\.(\w+)$", text, re.MULTILINE) or [""]
                 for number, line in enumerate(text.splitlines(), start=1):
                     for rule in re.findall(r'"rule": "([^"]+)"', line):
                         self._lines.setdefault(rule, f"{place}:{number}")
-            self._bundle = self._rego.build("found = data.falaj")
+            wanted = ", ".join(f"data.falaj.{package}.answer" for package in packages)
+            self._bundle = self._rego.build(f"found = [{wanted}]")
         except Exception as exc:  # the library is away, or raises any of a dozen kinds
             raise _closed("the policies cannot be loaded", exc) from exc
 
-    def ask(self, question: Mapping[str, Any]) -> list[Reason]:
-        """What all rules say about one placement."""
+    def _ask(self, question: str) -> tuple[Reason, ...]:
+        """What all rules say about one placement, as JSON."""
         try:
-            self._rego.set_input(question)
+            self._rego.set_input(json.loads(question))
             answer = json.loads(str(self._rego.query_bundle(self._bundle)))
-            packages = answer["bindings"]["found"].values()
-            found = [each for package in packages for each in package.get("answer", [])]
+            found = [each for package in answer["bindings"]["found"] for each in package]
             reasons = TypeAdapter(list[Reason]).validate_python(found)
         except Exception as exc:  # as above
             raise _closed("the policies gave no answer", exc) from exc
-        return [
-            reason.model_copy(update={"at": self._lines.get(reason.rule, "?")})
-            for reason in reasons
-        ]
+        lines = self._lines
+        return tuple(r.model_copy(update={"at": lines.get(r.rule, "?")}) for r in reasons)
 
 
 def _closed(what: str, exc: Exception) -> PlacementRefusedError:
@@ -220,7 +224,7 @@ class Policies:
         notes: list[str] = []
         allowed = True
         for end, zone in zones.items() if handling.homes else ():
-            found = self.engine.ask(self._question(placement.what, zone, handling))
+            found = list(self.engine.ask(self._question(placement.what, zone, handling)))
             silent = {*handling.homes} - {reason.home for reason in found}
             found += [_silence(home, zone, self.today) for home in sorted(silent)]
             for rule in {reason.rule for reason in found if not reason.allow}:
@@ -231,11 +235,11 @@ class Policies:
         zone = ", ".join(sorted({*zones.values()}))
         return Decision(shown, zone, handling, allowed, tuple(reasons), tuple(sorted(notes)))
 
-    def _question(self, what: str, zone: str, handling: Handling) -> dict[str, Any]:
+    def _question(self, what: str, zone: str, handling: Handling) -> str:
         names, bases = {"home", "zone", "basis"}, self.file.bases
         valid = [basis.model_dump(include=names) for basis in bases if basis.until >= self.today]
-        data = handling.model_dump(mode="json")
-        return {**data, "class": handling.data_class, "what": what, "zone": zone, "bases": valid}
+        data = {**handling.model_dump(mode="json"), "class": handling.data_class}
+        return json.dumps({**data, "what": what, "zone": zone, "bases": valid})
 
     def _waived(self, rule: str, what: str, end: End, notes: list[str]) -> bool:
         counts = False
