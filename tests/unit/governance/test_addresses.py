@@ -16,15 +16,8 @@ from tasks.contracts.hardware import HardwareClass
 from tasks.governance.handling import VARIABLES, Address, addresses, variables
 from tasks.kernel.settings import PROJECT_ROOT, SERVER_NAMES
 
-ROOTS = (
-    PipelineConfig,
-    ImportConfig,
-    ServingConfig,
-    SecurityConfig,
-    GatewayConfig,
-    PlatformConfig,
-    HardwareClass,
-)
+ROOTS = (PipelineConfig, ImportConfig, ServingConfig, SecurityConfig)
+ROOTS += (GatewayConfig, PlatformConfig, HardwareClass)
 WORDS = re.compile(
     r"(^|_)(ur[il]s?|hosts?|endpoints?|address(es)?|locations?|webhooks?|servers?|brokers?|"
     r"collectors?|redis|database|storage|listen|traces|http|grpc|place|issuers?|keys|registry)(_|$)"
@@ -49,10 +42,11 @@ VARIABLES_NOT_ASKED = {
     "FALAJ_REPORTS_HOME": "a folder of the state",
     "PREFECT_SERVER_UI_API_URL": "made of `api_url` and `host`",
     "PREFECT_UI_URL": "made of `api_url` and `host`",
-    "PREFECT_SERVER_DATABASE_CONNECTION_URL": "made of FALAJ_PLATFORM_DATABASE_URL",
     "PREFECT_API_DATABASE_CONNECTION_URL": "SQLite in the state folder",
-    "PREFECT_SERVER_DOCKET_URL": "made of FALAJ_PLATFORM_REDIS_URL",
-    "PREFECT_REDIS_MESSAGING_URL": "made of FALAJ_PLATFORM_REDIS_URL",
+    **dict.fromkeys(
+        ("PREFECT_SERVER_DOCKET_URL", "PREFECT_REDIS_MESSAGING_URL"), "as FALAJ_PLATFORM_REDIS_URL"
+    ),
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL": "as FALAJ_PLATFORM_DATABASE_URL",
 }
 
 
@@ -75,10 +69,9 @@ def fields() -> Iterator[tuple[str, Any]]:
 
 
 def holds_text(kind: Any) -> bool:
-    parts = get_args(kind)
-    if parts:
+    if parts := get_args(kind):
         return any(holds_text(part) for part in parts)
-    return isinstance(kind, type) and (kind is str or issubclass(kind, AnyUrl))
+    return isinstance(kind, type) and issubclass(kind, str | AnyUrl)
 
 
 def test_every_field_that_may_hold_an_address_is_marked_or_named_with_a_reason() -> None:
@@ -117,10 +110,7 @@ def test_a_variable_is_a_placement(name: str) -> None:
 
 
 def test_addresses_are_found_at_any_depth() -> None:
-    traces = {"endpoint": "https://x.example.org/v1/traces"}
-    config = ServingConfig.model_validate({"observability": {"traces": traces}})
-    found = {each.setting: each.where for each in addresses(config, {}, "serving")}
-    assert found == {
-        "serving.host": "127.0.0.1",
-        "serving.observability.traces.endpoint": "https://x.example.org/v1/traces",
-    }
+    url = "https://x.example.org/v1/traces"
+    config = ServingConfig.model_validate({"observability": {"traces": {"endpoint": url}}})
+    found = {each.setting: each.where for each in addresses(config, {}, "s")}
+    assert found == {"s.host": "127.0.0.1", "s.observability.traces.endpoint": url}
