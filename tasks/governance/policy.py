@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ class Policies:
         self.file = checked(PolicyFile, content, str(file), NOTHING)
         self.own = os.environ.get("FALAJ_ZONE") or self.file.own
 
-    @property
+    @cached_property
     def engine(self) -> Engine:
         """The engine, compiled once for the same texts.
 

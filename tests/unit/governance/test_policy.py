@@ -222,12 +222,12 @@ def test_a_law_of_ones_own_is_added_and_a_shipped_one_replaced(settings: Setting
         f'answer contains {{"home": "sa", "allow": true, "rule": "sa-29", {answer}}} if '
         '{\n\t"sa" in input.homes\n\tinput.zone == "uae"\n}\n'
     )
-    found = decided(policies, "s3://lake", saudi)
+    found = decided(written(settings), "s3://lake", saudi)
     assert found.allowed
     assert found.reasons[0].at == "policies/sa.rego:3"
     own = (policy.SHIPPED / "adequacy.yaml").read_text().replace("zones: []", "zones: [us]", 1)
     (settings.feature_repo / "policies" / "adequacy.yaml").write_text(own)
-    assert rules(decided(policies, "pool:burst"), allow=True) == {"pdpl-22"}
+    assert rules(decided(written(settings), "pool:burst"), allow=True) == {"pdpl-22"}
 
 
 def test_what_is_made_of_several_tables_has_the_strictest_class_and_all_homes() -> None:
