@@ -93,6 +93,7 @@ def restore(
         falaj restore /mnt/backups --home /srv/falaj
     """
     settings, source = context.target, _location(where)
+    require_placements(settings)
     found = backups.read_backup(source, name)
     with nobody_else(settings.home):
         backups.restore(settings, source, found, _prepare(settings.home), _say)
