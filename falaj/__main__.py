@@ -36,6 +36,7 @@ from tasks.kernel.errors import (
     DataContractError,
     FalajError,
     NotRunningError,
+    PlacementRefusedError,
     PromotionRefusedError,
 )
 
@@ -78,6 +79,7 @@ COMMANDS = {
         "release": ("release:app", "Show and steer the release of a version."),
         "decisions": ("release:decisions", "List the decisions about drift, newest first."),
         "costs": ("costs:costs", "Show what runs took and cost, and what is ahead."),
+        "policy": ("data:policy", "Show what may be placed where, by which law."),
         "audit": ("features:audit", "Show who changed features and models."),
     },
     "Services": {
@@ -208,6 +210,7 @@ CODES: dict[type[FalajError], int] = {
     ConfigurationError: EXIT_WRONG_INPUT,
     DataContractError: EXIT_DATA,
     PromotionRefusedError: EXIT_GATE,
+    PlacementRefusedError: EXIT_GATE,
 }
 
 

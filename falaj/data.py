@@ -1,7 +1,8 @@
-"""Commands of data: baselines, data docs, where something comes from, the prediction log."""
+"""Commands of data: baselines, docs, where it comes from and may be, the prediction log."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,15 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from falaj.context import DryRun, End, Here, Last, Shown, Start, chosen_window, required_window, row
+from falaj.context import (
+    EXIT_GATE,
+    DryRun,
+    End,
+    Here,
+    Last,
+    Shown,
+    Start,
+    chosen_window,
+    required_window,
+    row,
+)
 from flows.config import PipelineConfig, Suites, read_pipeline_config, suites_of
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, TableRef
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import digest_of, scratch_folder
-from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
+from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, platform_address
 
 if TYPE_CHECKING:
+    from tasks.governance.handling import Placement
     from tasks.predictions.reading import LogCount
     from tasks.validation.suites import Suite
 
@@ -360,3 +373,65 @@ def erase(
         "A running server may still hold rows of the last seconds: run this again in a minute.",
     ]
     return Shown({"erasure": erasure, "subject_digest": named}, lines)
+
+
+policy = App(name="policy")
+NO_ADVICE = "No legal advice: each policy says at its top which articles it has, and which not."
+
+
+@policy.command
+def check(*, explain: bool = False, what: str = "", where: str = "", context: Here) -> Shown:
+    """Show whether data may be where the configuration puts it; exit code 5 where it may not.
+
+    Nothing is placed, and nothing is recorded.
+
+    Args:
+        explain: Show every rule that was asked, not only those that decide.
+        what: Ask of this alone, such as model or backup; needs --where.
+        where: Address, such as s3://bucket/prefix, https://host or pool:gpu.
+
+    Raises:
+        ConfigurationError: --what or --where is missing, or a file is wrong.
+        PlacementRefusedError: the policies cannot answer.
+
+    Examples:
+        falaj policy check
+        falaj policy check --explain --what model --where s3://bucket/models
+    """
+    from tasks.governance.handling import Placement
+    from tasks.governance.policy import decisions, known_handlings
+
+    if bool(what) != bool(where):
+        raise ConfigurationError("name both --what and --where, or neither. Nothing was asked")
+    handlings = known_handlings(context.settings)
+    asked = [Placement(what, where)] if what else _placements(context.settings)
+    found, lines = list(decisions(context.settings, asked, handlings)), []
+    for each in found:
+        lines.append(row("allowed" if each.allowed else "refused", each))
+        lines += [row("", reason) for reason in each.reasons] if explain else []
+    allowed = all(each.allowed for each in found)
+    end = NO_ADVICE if handlings else "No raw table has a home: no policy was asked."
+    facts = {"allowed": allowed, "decisions": found}
+    return Shown(facts, [*lines, end], 0 if allowed else EXIT_GATE)
+
+
+def _placements(settings: Settings) -> list[Placement]:
+    """All that the configuration of an installation places, by whatever file or variable."""
+    from infra.gateway.config import GatewayFiles, read_plan
+    from infra.platform.config import stored_config
+    from infra.platform.files import PlatformFiles
+    from serving.config import read_serving_config
+    from tasks.governance.handling import Placement, addresses, variables
+    from tasks.governance.policy import WORK
+
+    home, config = settings.home, read_pipeline_config(settings.feature_repo)
+    configs = [config, read_serving_config(settings.feature_repo)]
+    configs += [stored_config(PlatformFiles(home))]
+    if GatewayFiles(home).config_file.exists():
+        configs.append(read_plan(home).config)
+    found = [*variables(os.environ)]
+    for each in configs:
+        found += addresses(each, os.environ, type(each).__name__)
+    if config.routing.mode == "deployments" or platform_address(home, "api_url"):
+        found += [Placement(WORK, f"pool:{name}", "routing") for name in config.routing.classes]
+    return found

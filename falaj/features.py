@@ -31,6 +31,8 @@ from falaj.context import (
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import MaterializedView
+from tasks.governance.handling import Placement
+from tasks.governance.policy import require_placements
 from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
@@ -198,6 +200,7 @@ def serve(
     """
     from tasks.features.access.server import Listening
 
+    require_placements(context.settings, [Placement("online features", host, "--host")])
     with feature_server(context.settings, Listening(host, port, tls_cert, tls_key)) as process:
         sys.stdout.write(f"online    {host}:{port}\nCtrl-C ends it\n")
         sys.stdout.flush()

@@ -20,6 +20,8 @@ from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles, platform_environment
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
+from tasks.governance.handling import Placement, addresses
+from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
 
@@ -85,6 +87,7 @@ def up(
     if serving_replicas:
         given |= _fixed(serving_replicas, **kept.get("scaling", {}))
     full = read_config(Path(chosen) if chosen else None, given, kept)
+    require_placements(context.settings, addresses(full, os.environ))
     # The supervisor outlives this command, and with it the command's folder of temporary files.
     environment = {**os.environ, "TMPDIR": str(Path(tempfile.gettempdir()).parent)}
     try:
@@ -170,6 +173,7 @@ def worker(pool: str, /, *, context: Here) -> None:
     """
     from infra.platform.services import become_worker
 
+    require_placements(context.settings, [Placement(WORK, f"pool:{pool}", "worker")])
     become_worker(pool, context.settings, os.environ)
 
 
@@ -220,6 +224,7 @@ def deploy(
                 "with `make up`, or name a server. Nothing was deployed"
             )
         os.environ.update(environment)
+    require_placements(context.settings)
     from infra.deploying.deploy import make_plan, run
     from infra.deploying.file import PREFECT_FILE
 
@@ -398,6 +403,7 @@ def prepare(*, context: Here) -> Shown:
     from serving.security.certificates import expires_at
 
     plan = read_plan(context.home)
+    require_placements(context.settings, addresses(plan.config, os.environ))
     write(plan)
     pair, place = public_pair(plan), plan.files
     until = expires_at(pair.certificate)
@@ -425,6 +431,7 @@ def run(*, context: Here) -> int:
     from infra.gateway.prepare import prepare as write
 
     plan = read_plan(context.home)
+    require_placements(context.settings, addresses(plan.config, os.environ))
     write(plan)
 
     def follow() -> None:

@@ -20,6 +20,8 @@ from infra.orchestration.embedded import (
     wait_for_server,
 )
 from infra.platform.files import running_platform
+from tasks.governance.handling import addresses
+from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tasks.training.models.making import check_model
@@ -48,6 +50,7 @@ def run_flow(
     """
     started, settings = time.monotonic(), context.settings
     config = read_pipeline_config(settings.feature_repo)
+    require_placements(settings, addresses(config, os.environ), [config.features.handling])
     if reads_data:
         check_repository(config, settings.feature_repo)
     if trains:

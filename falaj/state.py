@@ -14,6 +14,8 @@ from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from falaj.context import DryRun, Here, Shown, row
+from tasks.governance.handling import Placement
+from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import Location
 from tasks.kernel.settings import SERVER_NAMES, Settings, server_environment
@@ -62,6 +64,7 @@ def backup(
     else:
         os.nice(NICENESS)
         settings = context.settings
+        require_placements(settings, [Placement("backup", target.url, "backup")])
         if target.folder is not None and target.folder.is_relative_to(settings.home):
             raise ConfigurationError(
                 f"{where} is in the state folder {settings.home}; expected a place outside it. "
@@ -90,6 +93,7 @@ def restore(
         falaj restore /mnt/backups --home /srv/falaj
     """
     settings, source = context.target, _location(where)
+    require_placements(settings)
     found = backups.read_backup(source, name)
     with nobody_else(settings.home):
         backups.restore(settings, source, found, _prepare(settings.home), _say)
@@ -155,6 +159,7 @@ def migrate(
     server = server_environment(to, other)
     target = Settings.from_environment({**other, **server})
     target = replace(target, home=settings.home, feature_repo=settings.feature_repo)
+    require_placements(settings, environment={**other, **server})
     num_files, num_bytes = examine(settings, target, server.get("FALAJ_REDIS"))
     lines = [row("Moves", f"{num_files} files, {_size(num_bytes)}"), row("To", target.location.url)]  # type: ignore[union-attr]
     facts = {"files": num_files, "bytes": num_bytes, "moved": not dry_run}

@@ -5,7 +5,7 @@ from prefect import flow
 from flows.candidate import validated_rows
 from flows.config import PipelineConfig
 from flows.recalibration import judge, promoted
-from flows.stages import RECORDED, devices
+from flows.stages import RECORDED, check_places, devices
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import CompressionParent, CompressionResult
 from tasks.contracts.training import DistillationTargets, TrainedModel
@@ -39,6 +39,7 @@ def model_compression_flow(config: PipelineConfig, version: int | None = None) -
             one of several classes.
         RegistryError: there is no such version, or its files are missing or damaged.
     """
+    check_places(config)
     config.refuse_several_classes("model compression")
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     parent = find_compression_parent(version, config.registry)

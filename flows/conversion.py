@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from flows.candidate import validated_rows
 from flows.config import ImportConfig, PipelineConfig
-from flows.stages import RECORDED, called
+from flows.stages import RECORDED, called, check_places
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ConversionRows, ImportedProgram, PreparedRows, SnapshotRows
 from tasks.contracts.data import ValidatedDataset
@@ -42,6 +42,7 @@ def conversion_flow(
         config: The use case.
         hardware: Kind of machine and its targets, where they are not those of the use case.
     """
+    check_places(config)
     rows = SnapshotRows(dataset=dataset, splits=config.splits)
     variants = convert_version(version, rows, config.conversion.on(hardware))
     record_conversion(version, dataset, variants, code_commit(), return_state=True)
@@ -79,6 +80,7 @@ def reconversion_flow(
     Raises:
         RegistryError: there is no such version, it is damaged, or was trained elsewhere.
     """
+    check_places(config)
     trained = find_trained(config.registry, version)
     if trained.splits != config.splits:
         config = config.with_splits(trained.splits)

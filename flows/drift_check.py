@@ -15,7 +15,7 @@ from prefect.logging import get_run_logger
 from flows.candidate import validated_rows
 from flows.config import PipelineConfig, suites_of
 from flows.decision import deployment_for, start_run
-from flows.stages import RECORDED, days_or_newest, held_back, moment_of_run, run_name
+from flows.stages import RECORDED, check_places, days_or_newest, held_back, moment_of_run, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, ServedWindow, TooFewPredictions
@@ -52,6 +52,7 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
             complete days, as the use case's clock says.
         config: The use case, whose splits give the reference.
     """
+    check_places(config)
     window = days_or_newest(window, config)
     champion = find_champion(config.registry)
     if champion is None:
@@ -77,6 +78,7 @@ def drift_check_log_flow(
             use case's clock says.
         config: The use case, whose splits give the reference.
     """
+    check_places(config)
     window = days_or_newest(window, config)
     champion = find_champion(config.registry)
     if champion is None:

@@ -6,7 +6,7 @@ from prefect.events import emit_event
 from flows.candidate import training_set, with_encoded
 from flows.config import PipelineConfig, read_texts, suites_of
 from flows.drift_check import check_drift_by_volume, check_served_by_volume
-from flows.stages import FOUND, RECORDED, hours_or_newest, run_name
+from flows.stages import FOUND, RECORDED, check_places, hours_or_newest, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
 from tasks.evaluation.task import check_test_window, monitor_features
@@ -43,6 +43,7 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
             None: the newest complete hours, as the use case's clock says.
         config: The use case.
     """
+    check_places(config)
     asked, window = window, hours_or_newest(window, config)
     repo = Settings.from_environment().feature_repo
     suites = suites_of(config, repo)
@@ -118,6 +119,7 @@ def parity_check_flow(config: PipelineConfig) -> ParityReport:
     Args:
         config: The use case; its training set names the feature service.
     """
+    check_places(config)
     return compare_online_with_offline(config.features)
 
 

@@ -10,7 +10,7 @@ from flows.decision import advise_on_drift
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import difference, feature_refresh_flow, parity_check_flow
 from flows.promotion import promotion_flow
-from flows.stages import RECORDED, Stages, called, moment_of_run, roll
+from flows.stages import RECORDED, Stages, called, check_places, moment_of_run, roll
 from flows.training import training_flow
 from tasks.contracts.run import RunRecord
 from tasks.kernel.provenance import code_commit, host_facts
@@ -35,6 +35,7 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
 
 def run_loop(config: PipelineConfig) -> RunRecord:
     """The loop, as a part of the flow that calls it; a retry of that flow takes up its stages."""
+    check_places(config)
     started = datetime.now(UTC)
     service = config.features.training_set.feature_service
     check_model(config.training, Settings.from_environment().feature_repo)

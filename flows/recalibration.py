@@ -8,7 +8,7 @@ from flows.candidate import register, validated_rows
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
 from flows.promotion import promotion_flow
-from flows.stages import RECORDED, called, days_or_newest, run_name
+from flows.stages import RECORDED, called, check_places, days_or_newest, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
@@ -44,6 +44,7 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
         RegistryError: there is no champion.
         ConfigurationError: the label is one of several classes.
     """
+    check_places(config)
     config.refuse_several_classes("a recalibration")
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     window = days_or_newest(window, config)

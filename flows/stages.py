@@ -31,6 +31,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from flows.config import PipelineConfig
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
+from tasks.contracts.hardware import CLASS_VARIABLE
 from tasks.contracts.run import StageRoute, StageTime
 from tasks.control.config import LeaseRequest, RoutingConfig, StageLease, StageName
 from tasks.control.leases.task import leased
@@ -39,6 +40,8 @@ from tasks.control.routing.task import StageOrder, as_returned, dump_parameters,
 from tasks.costs.ledger import CostLedger
 from tasks.costs.meter import RunMeter
 from tasks.features.tables.ledger import load_ledger
+from tasks.governance.handling import Placement, addresses
+from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import WindowError
 from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import ArtifactStore, Settings, named_artifacts
@@ -216,6 +219,18 @@ class _NoteWhy:
         """See `note_process`."""
         with get_client(sync_client=True) as client:
             client.update_flow_run_labels(flow_run.id, {NOT_RETRIED: self.why})
+
+
+def check_places(config: PipelineConfig, *also: Placement) -> None:
+    """See that all of a use case may be where its configuration and this environment put it.
+
+    Raises:
+        PlacementRefusedError: it may not; nothing was read or written.
+    """
+    asked = [*addresses(config, os.environ), *also]
+    if pool := os.environ.get(CLASS_VARIABLE):
+        asked.append(Placement(WORK, f"pool:{pool}", CLASS_VARIABLE))
+    require_placements(Settings.from_environment(), asked, [config.features.handling])
 
 
 def moment_of_run() -> datetime:

@@ -11,13 +11,14 @@ from prefect.logging import get_run_logger
 
 from flows.candidate import register, validated_rows
 from flows.config import PipelineConfig
-from flows.stages import FOUND, RECORDED, called, devices
+from flows.stages import FOUND, RECORDED, called, check_places, devices
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import TrainingResult
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.control.leases.task import training_request
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
 from tasks.features.task import rank_single_features
+from tasks.governance.handling import Placement
 from tasks.kernel.errors import TransientError
 from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import Settings
@@ -53,6 +54,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         ConfigurationError: it asks for an extra that is not installed here, or for a model that is
             not found.
     """
+    check_places(config)
     check_model(config.training, Settings.from_environment().feature_repo)
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     dataset = validated_rows(config, splits=config.splits)
@@ -86,6 +88,7 @@ def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchR
         config: The use case; `config.search` says what to try.
         make_candidate: Judge the best model and register it as the candidate.
     """
+    check_places(config)
     check_model(config.training, Settings.from_environment().feature_repo)
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     dataset = validated_rows(config, splits=config.splits)
@@ -156,6 +159,7 @@ def _on_work_pool(order: TrialOrder, dataset: ValidatedDataset, config: Pipeline
     """
     from prefect.deployments import run_deployment
 
+    check_places(config, Placement("trial", f"pool:{config.search.work_pool}"))
     parameters = {
         "order": order.model_dump(mode="json"),
         "dataset": dataset.model_dump(mode="json"),
@@ -186,6 +190,7 @@ def trial_flow(order: TrialOrder, dataset: ValidatedDataset, config: PipelineCon
         dataset: Validated rows.
         config: The use case.
     """
+    check_places(config)
     trial = run_trial(order, dataset, config.splits)
     record_trials(order.study, (trial,), config.registry)
     return trial

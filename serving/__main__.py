@@ -39,6 +39,8 @@ from serving.security.config import SECURITY_FILE, SecurityConfig
 from serving.security.tls import only_tls_1_3
 from tasks.contracts.serving import is_served, live_addresses
 from tasks.features.access.profile import import_feast
+from tasks.governance.handling import addresses
+from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.files import temporary_files
 from tasks.kernel.settings import Settings
@@ -66,6 +68,7 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
         if asked.command in ("status", "stop"):
             return _look_or_stop(asked, settings.home)
         config = _config(asked, settings)
+        require_placements(settings, addresses(config, os.environ))
         return _serve(config, settings.home, components_of(settings), asked.replica, asked.drain_s)
     except FalajError as exc:
         sys.stderr.write(f"{exc}\n")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AliasChoices,
@@ -19,6 +19,7 @@ from pydantic import (
 
 from serving.security.config import SecuritySection
 from tasks.contracts.conversion import MOST_ROWS
+from tasks.governance.handling import Address
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
 from tasks.kernel.values import checked
@@ -135,7 +136,7 @@ class EntityConfig(_Section):
 class TraceConfig(_Section):
     """Where spans go, and of which calls."""
 
-    endpoint: AnyHttpUrl | None = None
+    endpoint: Annotated[AnyHttpUrl | None, Address("traces")] = None
     """OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; None sends nothing.
     Credentials come from OTEL_EXPORTER_OTLP_HEADERS."""
     file: Path | None = None
@@ -163,7 +164,9 @@ class ObservabilityConfig(_Section):
 class ServingConfig(_Section):
     """What one serving process is asked to do."""
 
-    host: str = Field(default="127.0.0.1", description="Address that HTTP and gRPC listen on.")
+    host: Annotated[str, Address("predictions")] = Field(
+        default="127.0.0.1", description="Address that HTTP and gRPC listen on."
+    )
     models: tuple[ServedModel, ...] = ()
     """What to serve; empty for the use case's registered model."""
     timeout_s: PositiveFloat = Field(default=30.0, le=3600)

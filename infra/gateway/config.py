@@ -19,11 +19,15 @@ from pydantic import (
 
 from serving.security.config import Rate, SecurityConfig, read_security
 from tasks.contracts.serving import address_files, read_addresses
+from tasks.governance.handling import Address
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml, write_atomically
 from tasks.kernel.values import Contract, checked
 
-Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
+HostPort = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
+Listening = Annotated[HostPort, Address("predictions")]
+Servers = Annotated[tuple[HostPort, ...], Address("requests")]
+Collector = Annotated[str | None, Address("traces")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
 ADMIN_SOCKET = "admin.sock"
 """In the gateway's folder, in which Envoy runs; a full path may be too long for a socket."""
@@ -93,16 +97,16 @@ class GatewayConfig(Contract):
 
     models: dict[ModelName, ModelConfig] = Field(min_length=1)
     """Models that clients may call; nothing else exists for them."""
-    listen: Address = Field(default="127.0.0.1:8443", description="Where clients come.")
+    listen: Listening = Field(default="127.0.0.1:8443", description="Where clients come.")
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
     """Names in the certificate made here."""
     certificate: Path | None = None
     key: Path | None = Field(default=None, description="PEM file of its private key.")
     client_ca: Path | None = None
-    http: tuple[Address, ...] = Field(default=("127.0.0.1:8000",), min_length=1)
+    http: Servers = Field(default=("127.0.0.1:8000",), min_length=1)
     """Servers over HTTP, on any hosts; those on this machine that serve from the state
     folder are found without being named."""
-    grpc: tuple[Address, ...] = Field(default=("127.0.0.1:8001",), min_length=1)
+    grpc: Servers = Field(default=("127.0.0.1:8001",), min_length=1)
     """The same over gRPC."""
     upstream_tls: bool = True
     limit: Rate = Field(default=Rate(), description="Of each subject of a token.")
@@ -110,7 +114,7 @@ class GatewayConfig(Contract):
     """Of each address, before anything else."""
     timeout_s: PositiveFloat = Field(default=30, description="Of one request.")
     workers: PositiveInt = Field(default=2, description="Envoy's threads.")
-    traces: str | None = Field(default=None, pattern=r"^http://[^/@]+:[0-9]+/.*$")
+    traces: Collector = Field(default=None, pattern=r"^http://[^/@]+:[0-9]+/.*$")
     """OTLP over HTTP, as http://127.0.0.1:4318/v1/traces."""
     traced_share: float = Field(default=1.0, ge=0, le=1, description="Of requests, with traces.")
 

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from infra.platform.files import PlatformFiles
 from infra.platform.scaling import ScalingRule
+from tasks.governance.handling import Address
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml, write_atomically
 from tasks.kernel.values import Contract, checked
@@ -32,6 +33,7 @@ PORTS = {
 }
 """The configuration's field for the port of each service."""
 
+Public = Annotated[str | None, Address("metadata")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -42,17 +44,17 @@ class PlatformConfig(Contract):
 
     profile: Literal["embedded", "server"] = "embedded"
     """embedded: SQLite, nothing else is needed; server: PostgreSQL and Redis."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, Address("metadata")] = "127.0.0.1"
     """IP address to listen on; another than loopback opens the platform to others."""
-    public_api_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$")
+    public_api_url: Public = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$")
     """Address of the API for browsers on other machines, such as
     http://falaj.example.org:4200/api; the UI, and links to it in messages, are at the same
     address without /api."""
-    api_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$")
+    api_url: Public = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$")
     """Address of a balancer before the Prefect servers of several hosts with one database,
     Redis and password: workers and runs ask there, and go on while the server of their own
     host is away. None: they ask their own."""
-    public_mlflow_url: str | None = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$")
+    public_mlflow_url: Public = Field(default=None, pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$")
     """Address of MLflow for browsers on other machines."""
     port: Port = Field(default=4200, description="TCP port of Prefect's API and UI; 0: any free.")
     mlflow_port: Port = Field(default=5000, description="TCP port of MLflow; 0: any free.")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract, TimeWindow, retired
+from tasks.governance.handling import Handling
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.values import Described
 
@@ -208,6 +209,7 @@ class LandedRows(Contract):
 
     window: TimeWindow
     tables: tuple[TableRef, ...]
+    handling: Handling = Handling()
 
 
 class ValidationResult(Described):
@@ -413,6 +415,8 @@ class FeatureSnapshot(Described):
     """Digest of the rows before columns were encoded, where any were."""
     parts: Artifact | None = None
     """Length and digest of each row group; None in older snapshots."""
+    handling: Handling = Handling()
+    """The strictest class and all homes of the raw tables; so is what is made of it."""
 
 
 class ValidatedDataset(Contract):

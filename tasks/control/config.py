@@ -1,6 +1,6 @@
 """What can be asked of the control of runs: leases, routing, recovery, retraining."""
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
@@ -69,8 +69,6 @@ class BurstRule(Described):
     most_per_day: PositiveFloat = Field(le=1e9)
     """What its runs of the newest 24 hours may have cost, in the same money, those that wait there
     as the mean of the others; from there on the stage waits."""
-    zone: str = Field(default="", max_length=40)
-    """Where it is; compared with `routing.zones`."""
 
 
 class StageRouting(Described):
@@ -106,9 +104,6 @@ class RoutingConfig(Described):
     mode: Literal["auto", "in process", "deployments"] = "auto"
     """`auto` sends stages to work pools where the loop itself was started by a deployment, and runs
     them in its own process otherwise."""
-    zones: tuple[str, ...] = Field(default=(), max_length=40)
-    """Zones that the data may be worked on in; a `burst` to any other is not taken. Empty:
-    everywhere."""
     feature_refresh: StageRouting = StageRouting()
     training: StageRouting = StageRouting()
     conversion: StageRouting = StageRouting()
@@ -119,6 +114,14 @@ class RoutingConfig(Described):
         """The rule of one stage."""
         rule: StageRouting = getattr(self, stage.replace(" ", "_"))
         return rule
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """All hardware classes that a stage may go to, each once."""
+        rules = [self.of(stage) for stage in get_args(StageName)]
+        named = [name for rule in rules for name in (rule.hardware_class, *rule.fall_back)]
+        named += [rule.burst.hardware_class for rule in rules if rule.burst]
+        return tuple(dict.fromkeys(named))
 
 
 class RecoveryConfig(Described):

@@ -23,6 +23,7 @@ from pydantic import (
 from tasks.contracts.data import EncodedColumn, TaskKind
 from tasks.features.declared.aggregates import Aggregate, Duration, parse_aggregate, span, words_of
 from tasks.features.tables.raw_files import ColumnType, Identifier, RawTable
+from tasks.governance.handling import Handling, Purpose
 from tasks.kernel.settings import USE_CASE_FILE
 from tasks.kernel.values import Described
 
@@ -331,6 +332,8 @@ class FeatureConfig(Described):
     feature_tables: tuple[FeatureTable, ...] = Field(min_length=1)
     """Tables of features, each the source of one feature view."""
     training_set: TrainingSet
+    purpose: Purpose | Literal[""] = ""
+    """What the data are processed for, such as fraud-detection; personal rows need one."""
     adopts: str | None = Field(default=None, min_length=12)
     """Version of the published tables that these data continue although they look like other data;
     the refusal names it."""
@@ -379,6 +382,11 @@ class FeatureConfig(Described):
         if table.aggregates or any(query.name == table.source for query in self.staging):
             raise ValueError(_no_time(f"feature table {table.name}", table.source))
         return table.model_copy(update={"static": True})
+
+    @property
+    def handling(self) -> Handling:
+        """How all that is made of the raw tables is to be treated."""
+        return Handling.of(self.raw_tables, self.purpose)
 
     def time_of(self, source: str) -> str | None:
         """Column with the moments of a raw or staging table; queries hide raw tables' names."""

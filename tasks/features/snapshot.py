@@ -84,7 +84,8 @@ def build_training_set(
             parts=folder.parts(DATA_FILE),
         )
 
-    return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)
+    snapshot = store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)
+    return snapshot.model_copy(update={"handling": config.handling})  # of equal rows: as of now
 
 
 def _class_shares(data: Path, columns: DatasetSchema) -> dict[str, float]:

@@ -43,6 +43,12 @@ class LostKeyError(ConfigurationError):
     code = "F220"
 
 
+class PlacementRefusedError(FalajError):
+    """A law, or a rule of residency, refuses to have data in a place, or cannot answer."""
+
+    code = "F230"
+
+
 class DataContractError(FalajError):
     """Data breaks what was promised about it: columns, types, keys, times, expectations."""
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
 from tasks.kernel.files import write_atomically
 from tasks.kernel.location import is_loopback
@@ -56,13 +57,16 @@ class LineageSettings:
         Raises:
             ConfigurationError: the address is none, holds a password, or would send the key
                 unencrypted to another machine.
+            PlacementRefusedError: what is known of the data may not be there.
         """
         env = os.environ if environment is None else environment
         url, key = env.get("OPENLINEAGE_URL") or None, env.get("OPENLINEAGE_API_KEY") or None
+        settings = Settings.from_environment(env)
         if url:
             _check_address(url, key)
+            require_placements(settings, environment=env)
         return cls(
-            folder=Settings.from_environment(env).home / "lineage",
+            folder=settings.home / "lineage",
             namespace=env.get("FALAJ_LINEAGE_NAMESPACE") or cls.namespace,
             url=url,
             api_key=key,

@@ -79,7 +79,8 @@ def register_candidate(
         if version is None:
             version = _register(registry, trained, evaluation, dataset, config, store, tags)
         registry.end_run(version.run_id)
-        registry.set_tags(version, {INCUMBENT_TAG: _incumbent_of(evaluation)})
+        handling = dataset.snapshot.handling.tags
+        registry.set_tags(version, {INCUMBENT_TAG: _incumbent_of(evaluation), **handling})
         registry.set_alias(version, CANDIDATE)
     return version.ref
 

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from tasks.contracts.base import retired
+from tasks.governance.handling import Address
 from tasks.kernel.values import Described
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.models.config import AVERAGE, BOOSTING, NETWORK, BoostingConfig, checked_model
@@ -21,7 +22,7 @@ S3_URI = re.compile(rf"s3://[a-z0-9][a-z0-9._-]{{1,61}}[a-z0-9]{FOLDERS}")
 class CheckpointConfig(Described):
     """Checkpoints of one training run; how it is carried out, not what it computes."""
 
-    uri: str = Field(default="", max_length=1024)
+    uri: Annotated[str, Address("checkpoints")] = Field(default="", max_length=1024)
     """Folder of the checkpoints of all runs: file:///folder or
     s3://bucket/prefix; each run has its own below. Empty: the run directory.
     Ranks on several hosts need a place that all of them reach."""

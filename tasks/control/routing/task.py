@@ -43,6 +43,7 @@ import tasks.kernel.errors
 from tasks.contracts.hardware import CPU, FILE_NAME, kind_of
 from tasks.contracts.run import StageRoute
 from tasks.control.config import BurstRule, RoutingConfig, StageName, StageRouting
+from tasks.governance.policy import refused_pool
 from tasks.kernel.errors import FalajError, StageError, StageLostError
 from tasks.kernel.location import Location
 from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
@@ -107,10 +108,14 @@ class Place:
     """Runs of its pool that are due and that no worker has taken, but for those held on purpose."""
     cost_today: float = 0.0
     """What its pool's runs cost in the newest 24 hours, where `burst` gives a price."""
+    barred: str | None = None
+    """Why the data may not be there; waiting for a worker cannot help."""
 
     @property
     def refusal(self) -> str | None:
         """Why it cannot take a run now; None where it can."""
+        if self.barred:
+            return f"{self.deployment}: {self.barred}"
         if self.fault:
             return f"{self.deployment}: {self.fault}"
         if not self.num_workers_online:
@@ -143,12 +148,11 @@ def choose(
     others: Sequence[Place],
     waited_s: float,
     burst: Place | None = None,
-    zones: Sequence[str] = (),
 ) -> Choice:
     """Where a stage goes now.
 
     The pool of `routing.burst` is taken while more runs wait in the wanted one than that says,
-    where its price and its zone allow it. Else the wanted class is taken while it has a worker.
+    where its price allows it. Else the wanted class is taken while it has a worker.
     Without one the stage waits as long as it may, then takes the first other class that has one.
 
     Args:
@@ -157,26 +161,25 @@ def choose(
         others: the places of `routing.fall_back`, in that order.
         waited_s: seconds for which the wanted place has had no worker.
         burst: the place of `routing.burst`.
-        zones: where the data may be worked on; empty for everywhere.
     """
     refusal, refused_burst = wanted.refusal, ""
     if burst is not None and routing.burst is not None:
         behind = f"{wanted.num_waiting} runs wait in work pool {wanted.pool!r}"
         if wanted.num_waiting > routing.burst.queue_longer_than:
-            refused_burst = _refused_burst(burst, routing.burst, zones) or ""
+            refused_burst = _refused_burst(burst, routing.burst) or ""
             if not refused_burst:
                 reason = f"{behind}, more than {routing.burst.queue_longer_than}"
                 return Choice(burst, False, "burst", reason, (refusal,) if refusal else ())
     if refusal is None:
         not_there = (refused_burst,) if refused_burst else ()
         return Choice(wanted, False, "wanted class", "it has a worker online", not_there)
-    if waited_s < routing.wait_s:
+    if waited_s < routing.wait_s and not wanted.barred:
         reason = f"{refusal}; waited {waited_s:.0f} s of at most {routing.wait_s:.0f} s"
         return Choice(None, True, "wanted class", reason)
     refused = [f"{refusal}, for {waited_s:.0f} s"]
     for place in others:
         paid = routing.burst if _is_burst(place.hardware_class, routing) else None
-        refusal = _refused_burst(place, paid, zones) if paid else place.refusal
+        refusal = _refused_burst(place, paid) if paid else place.refusal
         if refusal is None:
             reason = f"no worker of the wanted class for {waited_s:.0f} s; fall_back names this one"
             return Choice(place, False, "fall back", reason, tuple(refused))
@@ -193,10 +196,7 @@ def _is_burst(hardware_class: str, routing: StageRouting) -> bool:
     return routing.burst is not None and routing.burst.hardware_class == hardware_class
 
 
-def _refused_burst(place: Place, rule: BurstRule, zones: Sequence[str]) -> str | None:
-    if zones and rule.zone not in zones:
-        where = f"zone {rule.zone!r}" if rule.zone else "no named zone"
-        return f"{place.deployment}: it is in {where}, and routing.zones allows {', '.join(zones)}"
+def _refused_burst(place: Place, rule: BurstRule) -> str | None:
     if place.cost_today >= rule.most_per_day:
         return (
             f"{place.deployment}: its runs of 24 hours cost {place.cost_today:.2f}, at most "
@@ -367,7 +367,7 @@ class _Stage:
             burst = None  # the own pool is cheaper while it is not behind
             if rule.burst and wanted.num_waiting > rule.burst.queue_longer_than:
                 burst = self._place(rule.burst.hardware_class)
-            choice = choose(rule, wanted, others, waited_s, burst, order.routing.zones)
+            choice = choose(rule, wanted, others, waited_s, burst)
             if choice.place is not None:
                 return choice
             if not choice.wait:
@@ -495,7 +495,8 @@ class _Stage:
         if rule.burst and _is_burst(hardware_class, rule):
             cost = self._hours_of(pool, waiting) * rule.burst.price_per_hour
         num = num_online(self._client, pool)
-        return Place(deployment, hardware_class, pool, num, fault, waiting, cost)
+        barred = refused_pool(Settings.from_environment(), pool, self._order.parameters)
+        return Place(deployment, hardware_class, pool, num, fault, waiting, cost, barred)
 
     def _hours_of(self, pool: str, num_waiting: int) -> float:
         """Hours of runs in the newest 24; a run that waits there counts as the mean of the others.

@@ -21,6 +21,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tasks.governance.handling import Placement
+from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.location import is_loopback
@@ -160,6 +162,7 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: the file is missing or wrong, names a variable that is not set, or asks
             for something that loses rows, lets stale values win or sends secrets unencrypted.
+        PlacementRefusedError: features of this data may not be in its stores.
     """
     file = profile_file(repo)
     described = read_yaml(file, file.name)
@@ -179,6 +182,12 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
     except ValidationError as exc:  # its own text would show passwords
         faults = "; ".join(_described(dict(e)) for e in exc.errors(include_input=False))
         raise ConfigurationError(f"{file.name}: {faults}. Nothing was opened") from None
+    online = filled["online_store"].get("connection_string")
+    if online or "://" in filled["registry"]["path"]:
+        asked = [
+            Placement("features", each) for each in (online, filled["registry"]["path"]) if each
+        ]
+        require_placements(Settings(home, repo), asked)
     return filled
 
 

@@ -75,7 +75,7 @@ def land_raw_rows(
                 sources[table.name] = open_source(table, repo, window, scratch / table.name)
         seen = [source.seen for source in sources.values()]
         code = code_digest(__file__) if reused else ""
-        key = content_key(code, window, config.raw_tables, seen)
+        key = content_key(code, window, config.raw_tables, config.purpose, seen)
 
         def build(folder: StagedFolder) -> LandedRows:
             with duckdb_session(folder.path.parent) as con:
@@ -83,7 +83,7 @@ def land_raw_rows(
                 for table in config.raw_tables:
                     with about(table), reading_explained(table):
                         tables.append(_land_table(con, table, sources[table.name], window, folder))
-            return LandedRows(window=window, tables=tuple(tables))
+            return LandedRows(window=window, tables=tuple(tables), handling=config.handling)
 
         return store.build_once("landed", key, LandedRows, build)
 

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from tasks.contracts.clock import TimeZone
+from tasks.governance.handling import RAW, Address, Declared
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.values import Described
 
 ColumnType = Literal["BIGINT", "INTEGER", "DOUBLE", "FLOAT", "VARCHAR", "BOOLEAN", "TIMESTAMPTZ"]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
@@ -48,11 +48,13 @@ def _without_password(uri: str) -> str:
     return uri
 
 
-class RawTable(Described):
+class RawTable(Declared):
     """One table as it comes from outside; of one without `columns` all are read."""
 
     name: Identifier = Field(description="Table that the queries read.")
-    uri: Annotated[str, AfterValidator(_without_password)] = Field(min_length=1)
+    uri: Annotated[str, AfterValidator(_without_password), Address(RAW, path=True)] = Field(
+        min_length=1
+    )
     """Path of a Parquet, CSV or JSON file, packed or not, relative to the feature repository; a
     folder of them, or a pattern such as data/*.parquet; `package://`, `s3://`, `https://`,
     `postgres://`, `delta+file://`, `delta+s3://`, `iceberg+catalog://`, `iceberg+file://` or

@@ -1,10 +1,11 @@
 """How ranks may come and go while one model is trained."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tasks.governance.handling import Address
 from tasks.kernel.values import Described
 
 LOOPBACK_INTERFACE = "lo"
@@ -23,7 +24,7 @@ class ElasticConfig(Described):
     discovery: Literal["local", "ssh", "script", "kubernetes"] = "local"
     """Where hosts come from: this machine; a file with a host a line, without those that do not
     answer on the SSH port; a program that prints hosts; pods of a job, asked of the API server."""
-    place: str = ""
+    place: Annotated[str, Address("training rows", prefix="hosts:")] = ""
     """Path of the file or program; for `kubernetes`, namespace/label selector, such as
     ml/training.kubeflow.org/job-name=flights."""
     slots_per_host: int = Field(default=2, ge=1, le=256)

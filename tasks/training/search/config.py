@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from tasks.governance.handling import Address
 from tasks.kernel.errors import ConfigurationError, TrainingError
 from tasks.kernel.values import Described
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
@@ -114,7 +115,7 @@ class SearchConfig(_Frozen):
     """When a trial ends early. `median`: where its best validation
     AUC so far is below the median of the finished trials' at the same
     epoch; not in the first four trials and the first two epochs."""
-    storage: str = Field(default="", max_length=100)
+    storage: Annotated[str, Address("trials", variable=True)] = Field(default="", max_length=100)
     """Where the study is kept. Empty: SQLite under the state folder. Else the NAME of an
     environment variable that holds a PostgreSQL address, or with `_FILE` added the path of a file
     that does."""

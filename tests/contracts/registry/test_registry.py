@@ -15,6 +15,7 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, tabular_signature
 from tasks.contracts.release import PromotionDecision
 from tasks.contracts.training import StartingPoint
+from tasks.governance.handling import Handling
 from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.files import digest_of
 from tasks.registry import task as registry_tasks
@@ -264,6 +265,23 @@ def test_a_training_of_a_network_does_not_begin_with_trees(
     found = find_start(world.dataset, trees.splits, {"seed": 1}, NAME, world.location, world.store)
     assert found is None
     assert "not a network whose weights mean the same here" in caplog.text
+
+
+def test_a_model_of_personal_rows_says_so_in_its_record(world: World) -> None:
+    world.register(0)
+    assert "data_class" not in world.version(1).tags
+    homes = Handling(data_class="personal", homes=("eu", "uae"), purpose="care")
+    snapshot = world.dataset.snapshot.model_copy(update={"handling": homes})
+    dataset = world.dataset.model_copy(update={"snapshot": snapshot})
+    model, place = world.model(0), world.location  # the same program and rows, declared since
+    report = evaluation(world.store, model, 0.75)
+    register_candidate(model, report, dataset, CONFIG, place, world.store, "abc1234")
+    tags = world.version(1).tags
+    assert (tags["data_class"], tags["data_homes"], tags["data_purpose"]) == (
+        "personal",
+        "eu uae",
+        "care",
+    )
 
 
 # Promoting

@@ -47,33 +47,33 @@ def test_a_stage_waits_as_long_as_it_may_and_then_takes_the_next_class() -> None
     assert "training/gpu: no worker" in then.refused[0]
 
 
-BURST = BurstRule(
-    hardware_class="gpu", queue_longer_than=3, price_per_hour=2.0, most_per_day=10.0, zone="ae"
-)
+BURST = BurstRule(hardware_class="gpu", queue_longer_than=3, price_per_hour=2.0, most_per_day=10.0)
 
 
 @pytest.mark.parametrize(
-    ("waiting", "there", "zones", "rule", "why"),
+    ("waiting", "there", "rule", "why"),
     [
-        (3, place("gpu"), (), "wanted class", ""),
-        (4, place("gpu"), (), "burst", ""),
-        (4, place("gpu"), ("ae", "om"), "burst", ""),
-        (4, place("gpu"), ("eu",), "wanted class", "in zone 'ae', and routing.zones allows eu"),
-        (4, replace(place("gpu"), cost_today=10.0), (), "wanted class", "cost 10.00, at most 10"),
-        (4, place("gpu", workers=0), (), "wanted class", "no worker of work pool 'gpu'"),
+        (3, place("gpu"), "wanted class", ""),
+        (4, place("gpu"), "burst", ""),
+        (4, replace(place("gpu"), barred="no law allows it"), "wanted class", "no law allows it"),
+        (4, replace(place("gpu"), cost_today=10.0), "wanted class", "cost 10.00, at most 10"),
+        (4, place("gpu", workers=0), "wanted class", "no worker of work pool 'gpu'"),
     ],
 )
-def test_a_stage_goes_to_the_other_pool_while_the_own_is_behind_and_cost_and_zone_allow(
-    waiting: int, there: routing.Place, zones: tuple[str, ...], rule: str, why: str
+def test_a_stage_goes_to_the_other_pool_while_the_own_is_behind_and_cost_and_law_allow(
+    waiting: int, there: routing.Place, rule: str, why: str
 ) -> None:
     own = replace(place("cpu"), num_waiting=waiting)
-    choice = routing.choose(StageRouting(burst=BURST), own, [], 0, there, zones)
+    choice = routing.choose(StageRouting(burst=BURST), own, [], 0, there)
     assert choice.place == (there if rule == "burst" else own)
     assert choice.rule == rule
     assert why in " ".join(choice.refused)
     falls_back = StageRouting(burst=BURST, fall_back=("gpu",), wait_s=0)
-    fallen = routing.choose(falls_back, place("cpu", workers=0), [there], 0, None, zones)
+    fallen = routing.choose(falls_back, place("cpu", workers=0), [there], 0)
     assert fallen.place == (None if why else there)
+    barred = replace(place("cpu"), barred="no law allows it")
+    refused = routing.choose(StageRouting(wait_s=600), barred, [], 0)
+    assert (refused.place, refused.wait) == (None, False)  # a worker would not help
 
 
 def test_with_no_class_left_the_sentence_says_what_to_do() -> None:

@@ -36,6 +36,18 @@ def test_a_window_lands_its_rows_and_tables_without_history_whole(
     }
 
 
+def test_landed_rows_keep_how_they_are_to_be_treated(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    declared = {"data_class": "personal", "home": ("uae",), "purposes": ("care",)}
+    first, *others = repository.config.raw_tables
+    tables = (first.model_copy(update=declared), *others)
+    config = repository.config.model_copy(update={"raw_tables": tables, "purpose": "care"})
+    landed = land_raw_rows(days(0, 1), config, repository.path, store)
+    assert landed.handling == config.handling
+    assert (landed.handling.data_class, landed.handling.homes) == ("personal", ("uae",))
+
+
 @pytest.mark.parametrize(
     ("column", "value", "wanted"),
     [
