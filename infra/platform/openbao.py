@@ -8,7 +8,7 @@ alone: who has these and the data has the keys.
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,66 +17,18 @@ from pathlib import Path
 
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate, expires_at
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.files import private_folder, read_yaml, write_atomically
 from tasks.kernel.keys.choice import CA, KEYS, OWN, TOKEN_FILE, own_openbao
 from tasks.kernel.keys.openbao import OpenBao, RefusedError
 
 ROLES = ("viewer", "operator", "approver", "admin", "auditor")
+PROGRAMS = ("platform", "worker", "serving", "accounts")
+"""Processes that sign in by a file of `openbao/secrets`."""
 OIDC, PROVIDER = "identity/oidc", "falaj"
 TOKEN_TTL = "15m"
-LONGEST_CERTIFICATE = "720h"
+INITIALISING_S = 300
+"""Its answer comes once: who stops waiting for it has lost the first token."""
 DAY = timedelta(days=1)
-
-_ACCOUNTS = {
-    "auth/userpass/users/+": ["create", "update", "delete"],
-    "identity/entity": ["update"],
-    "identity/entity/name/+": ["read", "update"],
-    "identity/entity/name": ["list"],
-    "identity/entity-alias": ["update"],
-    "identity/group/name/+": ["read", "update"],
-    f"{OIDC}/client/{PROVIDER}": ["read", "create", "update"],
-    f"{OIDC}/provider/{PROVIDER}": ["create", "update"],
-    "sys/auth": ["read"],
-}
-_VERIFY = {"transit/keys/+": ["read"], "transit/decrypt/+": ["update"]}
-_SIGN = {
-    "transit/keys/+": ["create", "update", "read"],
-    "transit/sign/+": ["update"],
-    "transit/encrypt/+": ["create", "update"],
-    "transit/decrypt/+": ["update"],
-}
-POLICIES: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "platform": {**_SIGN, "transit/keys/+/rotate": ["update"], "pki/issue/service": ["update"]},
-    "worker": _SIGN,
-    "serving": _VERIFY,
-    "accounts": _ACCOUNTS,
-    "auditor": {
-        "transit/keys": ["list"],
-        "transit/keys/+": ["read"],
-        "identity/entity/name": ["list"],
-        "identity/entity/name/+": ["read"],
-        "sys/policies/acl": ["list"],
-        "sys/policies/acl/+": ["read"],
-        "sys/audit": ["read", "sudo"],
-    },
-    "admin": {
-        **_ACCOUNTS,
-        "transit/keys": ["list"],
-        "transit/keys/+": ["read", "delete"],
-        "transit/keys/+/config": ["update"],
-        "sys/storage/raft/snapshot": ["read"],
-    },
-}
-"""What a token of each name may do; `transit` exports, backs up and restores keys for nobody."""
-PROGRAMS = ("platform", "worker", "serving", "accounts")
-"""Those of processes of this machine; the others are of people with the role of that name."""
-CLAIMS = {
-    "roles": "identity.entity.groups.names",
-    "tenant": "identity.entity.metadata.tenant",
-    "use_cases": "identity.entity.metadata.use_cases",
-    "username": "identity.entity.name",
-}
-"""Claims of an ID token by what they show; `use_cases` has commas between names."""
 
 
 class OpenBaoFiles:
@@ -205,7 +157,7 @@ def as_program(files: OpenBaoFiles, url: str, name: str) -> OpenBao:
 
 def _initialise(files: OpenBaoFiles, url: str) -> None:
     """Keep the first token and the recovery key."""
-    nobody = OpenBao(url, None, files.authority.certificate)
+    nobody = OpenBao(url, None, files.authority.certificate, INITIALISING_S)
     if nobody.ask("get", "sys/init")["initialized"]:
         raise ConfigurationError(
             f"OpenBao at {url} was initialised, and its first token was not kept, so nothing "
@@ -217,43 +169,22 @@ def _initialise(files: OpenBaoFiles, url: str) -> None:
 
 
 def _configure(files: OpenBaoFiles, root: OpenBao) -> None:
-    """All that OpenBao needs; each step may be repeated."""
-    for kind, path, there in (
-        ("mounts", "transit", {"type": "transit"}),
-        ("mounts", "pki", {"type": "pki", "config": {"max_lease_ttl": "87600h"}}),
-        ("auth", "userpass", {"type": "userpass"}),
-        ("auth", "approle", {"type": "approle"}),
-    ):
-        if f"{path}/" not in root.ask("get", f"sys/{kind}")["data"]:
-            root.ask("post", f"sys/{kind}/{path}", **there)
-    for name, rules in POLICIES.items():
-        policy = {"path": {path: {"capabilities": list(may)} for path, may in rules.items()}}
+    """Give OpenBao all that `openbao.yaml` describes; each step may be repeated."""
+    described = read_yaml(Path(__file__).with_suffix(".yaml"), "openbao.yaml")
+    for name, rules in described["policies"].items():
+        policy = {"path": {path: {"capabilities": may} for path, may in rules.items()}}
         root.ask("post", f"sys/policies/acl/falaj-{name}", policy=json.dumps(policy))
+    for path, data in described["requests"].items():
+        try:
+            root.ask("post", path, **data)
+        except RefusedError as exc:
+            if "already in use" not in str(exc):
+                raise
     for name in PROGRAMS:
-        _approle(files.secrets / name, root, name)
-    try:
-        root.ask("list", "pki/issuers")
-    except RefusedError:
-        named = {"common_name": "Falaj services", "key_type": "ec", "key_bits": 256}
-        root.ask("post", "pki/root/generate/internal", **named, ttl="87600h")
-    known = {"allow_any_name": True, "enforce_hostnames": False, "key_type": "ec", "key_bits": 256}
-    root.ask("post", "pki/roles/service", **known, max_ttl=LONGEST_CERTIFICATE)
-    for name in ROLES:
-        policies = [f"falaj-{name}"] if name in POLICIES else []
-        root.ask("post", f"identity/group/name/{name}", type="internal", policies=policies)
-    verified = {"rotation_period": "24h", "verification_ttl": "24h", "allowed_client_ids": "*"}
-    root.ask("post", f"{OIDC}/key/{PROVIDER}", algorithm="RS256", **verified)
-    template = ", ".join(f'"{claim}": {{{{{shown}}}}}' for claim, shown in CLAIMS.items())
-    root.ask("post", f"{OIDC}/scope/{PROVIDER}", template=f"{{{template}}}")
-
-
-def _approle(file: Path, root: OpenBao, name: str) -> None:
-    role = f"auth/approle/role/{name}"
-    root.ask("post", role, token_policies=[f"falaj-{name}"], token_ttl="1h", token_max_ttl="24h")
-    if not file.exists():
+        role = f"auth/approle/role/{name}"
         role_id = root.ask("get", f"{role}/role-id")["data"]["role_id"]
         secret_id = root.ask("post", f"{role}/secret-id")["data"]["secret_id"]
-        write_atomically(file, f"{role_id}\n{secret_id}\n", private=True)
+        write_atomically(files.secrets / name, f"{role_id}\n{secret_id}\n", private=True)
 
 
 def _publish(files: OpenBaoFiles, bao: OpenBao, redirect_urls: Sequence[str]) -> None:

@@ -17,7 +17,6 @@ from tasks.kernel.keys.store import Signature, id_of
 if TYPE_CHECKING:
     from hvac import Client
 
-TIMEOUT_S = 10
 ABSENT = "not found", "no existing key"
 """In what `transit` answers where there is no such key."""
 
@@ -39,6 +38,7 @@ class OpenBao:
     url: str
     token_file: Path | None
     ca: Path | None = None
+    timeout_s: float = 10
     _client: "Client | None" = None
 
     def ask(self, method: str, path: str, **data: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class OpenBao:
         session = requests.Session()
         session.trust_env = False  # no proxy and no other authority
         session.verify = str(self.ca) if self.ca else True
-        client = hvac.Client(self.url, "", timeout=TIMEOUT_S, session=session)
+        client = hvac.Client(self.url, "", timeout=self.timeout_s, session=session)
         match _secrets(self.token_file) if self.token_file else []:
             case [token]:
                 client.token = token

@@ -1,5 +1,6 @@
 """A real OpenBao, set up as the platform sets up its own, and a browser's part of a sign-in."""
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from infra.platform.openbao import (
     set_up,
 )
 from tasks.kernel.errors import TransientError
-from tasks.kernel.files import read_yaml
+from tasks.kernel.files import read_yaml, write_atomically
 from tasks.kernel.keys.openbao import OpenBao
 
 CALLBACK = "http://127.0.0.1:9/callback"
@@ -43,6 +44,12 @@ class RunningOpenBao:
     def program(self, name: str) -> OpenBao:
         """It, asked with the rights of a program."""
         return as_program(self.files, self.url, name)
+
+    def administrator(self, folder: Path) -> OpenBao:
+        """It, asked with the token of a person who is an administrator."""
+        self.add("administrator", "admin")
+        write_atomically(folder / "token", self.sign_in("administrator"), private=True)
+        return OpenBao(self.url, folder / "token", self.files.authority.certificate)
 
     def add(self, name: str, *roles: str, tenant: str = "red", use_cases: str = "") -> None:
         """Add an account, or change it."""
@@ -81,8 +88,8 @@ class RunningOpenBao:
         return self._ask("get", f"{path}/userinfo", headers=bearer)
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
-        ca = str(self.files.authority.certificate)
-        with httpx.Client(verify=ca, trust_env=False, timeout=20) as client:
+        context = ssl.create_default_context(cafile=self.files.authority.certificate)
+        with httpx.Client(verify=context, trust_env=False, timeout=20) as client:
             return client.request(method, self.url + path, **more).raise_for_status().json()
 
 
