@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate, expires_at
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.files import private_folder, read_yaml, write_atomically
 from tasks.kernel.keys.choice import CA, KEYS, OWN, TOKEN_FILE, own_openbao
 from tasks.kernel.keys.openbao import OpenBao, RefusedError
@@ -67,8 +68,11 @@ class Account:
     disabled: bool
 
 
-def prepare(files: OpenBaoFiles, host: str, port: int) -> None:
+def prepare(files: OpenBaoFiles, host: str, port: int, url: str) -> None:
     """Write what OpenBao reads when it starts.
+
+    Args:
+        url: where it answers.
 
     Data whose first token was never kept holds nothing, since nobody could sign in; they are put
     aside.
@@ -80,11 +84,13 @@ def prepare(files: OpenBaoFiles, host: str, port: int) -> None:
     if not files.seal.exists():
         write_atomically(files.seal, secrets.token_bytes(32), private=True)
     authority = ensure_authority(files.secrets, "authority")
-    hosts = list(dict.fromkeys([host, "127.0.0.1", "localhost"]))
+    hosts = list(dict.fromkeys([str(urlsplit(url).hostname), host, "127.0.0.1", "localhost"]))
     ensure_certificate(files.secrets, "server", authority, hosts, "server")
     audit = {"file_path": str(files.audit), "mode": "0600"}
     described = {
-        "storage": {"raft": {"path": str(files.data), "node_id": "one"}},
+        "storage": {
+            "raft": {"path": str(files.data), "node_id": "one", "performance_multiplier": 1}
+        },
         "seal": {"static": {"current_key_id": "1", "current_key": f"file://{files.seal}"}},
         "listener": {
             "tcp": {
@@ -95,7 +101,7 @@ def prepare(files: OpenBaoFiles, host: str, port: int) -> None:
                 "tls_min_version": "tls13",
             }
         },
-        "api_addr": f"https://{host}:{port}",
+        "api_addr": url,
         "cluster_addr": f"https://127.0.0.1:{port + 1}",
         # With one entry alone, the parser of OpenBao takes `options` for a name too.
         "audit": {"file": {"log": {"description": "all requests", "options": audit}}},
@@ -128,7 +134,8 @@ def set_up(files: OpenBaoFiles, url: str, redirect_urls: Sequence[str] = ()) -> 
         if not files.root.exists():
             _initialise(files, url)
         _configure(files, root)
-    _publish(files, as_program(files, url, "accounts"), redirect_urls)
+    accounts = OpenBao(url, files.secrets / "accounts", files.authority.certificate)
+    _publish(files, accounts, redirect_urls)
     known = {KEYS: url, CA: str(files.authority.certificate)}
     known[TOKEN_FILE] = str(files.secrets / "platform")
     write_atomically(files.client, json.dumps(known, indent=1), private=True)
@@ -144,15 +151,22 @@ def is_well(files: OpenBaoFiles) -> bool:
     Raises:
         TransientError, ConfigurationError: it does not answer, or refuses.
     """
-    as_program(files, own_openbao(files.home)[KEYS], "platform").ask(
-        "get", "auth/token/lookup-self"
-    )
+    program(files.home, "platform").ask("get", "auth/token/lookup-self")
     return expires_at(files.server.certificate) > datetime.now(UTC) + DAY
 
 
-def as_program(files: OpenBaoFiles, url: str, name: str) -> OpenBao:
-    """OpenBao, asked with the rights of one of `PROGRAMS`."""
-    return OpenBao(url, files.secrets / name, files.authority.certificate)
+def program(home: Path, name: str) -> OpenBao:
+    """The platform's OpenBao, asked with the rights of one of `PROGRAMS`.
+
+    Raises:
+        NotRunningError: the platform of this state folder has none.
+    """
+    if not (known := own_openbao(home)):
+        raise NotRunningError(
+            f"the platform of {home} has no OpenBao; start one: openbao: true in its configuration"
+        )
+    files = OpenBaoFiles(home)
+    return OpenBao(known[KEYS], files.secrets / name, files.authority.certificate)
 
 
 def _initialise(files: OpenBaoFiles, url: str) -> None:
@@ -202,15 +216,16 @@ def _publish(files: OpenBaoFiles, bao: OpenBao, redirect_urls: Sequence[str]) ->
 
 
 def add_account(
-    bao: OpenBao, name: str, password: str, roles: Sequence[str], tenant: str, use_cases: str
+    bao: OpenBao,
+    name: str,
+    password: str,
+    roles: Sequence[str],
+    tenant: str = "",
+    use_cases: Sequence[str] = (),
 ) -> None:
-    """Let somebody sign in, or change what they may; takes effect with their next sign-in.
-
-    Args:
-        use_cases: names with commas; empty: all of the tenant's.
-    """
+    """Let somebody sign in, or change what they may, from their next sign-in on."""
     bao.ask("post", f"auth/userpass/users/{name}", password=password)
-    facts = {"tenant": tenant, "use_cases": use_cases}
+    facts = {"tenant": tenant, "use_cases": ",".join(use_cases)}
     bao.ask("post", f"identity/entity/name/{name}", metadata=facts, disabled=False)
     entity = bao.ask("get", f"identity/entity/name/{name}")["data"]
     accessor = bao.ask("get", "sys/auth")["data"]["userpass/"]["accessor"]
@@ -253,22 +268,20 @@ def accounts(bao: OpenBao) -> list[Account]:
     return found
 
 
-def issue_certificate(bao: OpenBao, folder: Path, hosts: Sequence[str], days: float) -> Pair:
-    """A certificate of OpenBao's authority, with its key; `authority.pem` beside it is that.
+def issue_certificate(bao: OpenBao, folder: Path, hosts: Sequence[str]) -> tuple[Pair, Pair]:
+    """A certificate of OpenBao's authority for 30 days, with its key; and the authority's alone.
 
     Args:
         hosts: DNS names and IP addresses; the first is the common name.
-        days: how long it is valid, 30 at most.
     """
     ips = [host for host in hosts if _is_ip(host)]
-    names = [host for host in hosts if host not in ips]
-    asked = {"ip_sans": ",".join(ips), "alt_names": ",".join(names), "ttl": f"{days * 24:g}h"}
-    made = bao.ask("post", "pki/issue/service", common_name=hosts[0], **asked)["data"]
-    pair = Pair.at(private_folder(folder), "server")
-    write_atomically(folder / "authority.pem", made["issuing_ca"], private=True)
+    names = {"ip_sans": ",".join(ips), "alt_names": ",".join(h for h in hosts if h not in ips)}
+    made = bao.ask("post", "pki/issue/service", common_name=hosts[0], **names, ttl="720h")["data"]
+    pair, authority = (Pair.at(private_folder(folder), name) for name in ("server", "openbao"))
+    write_atomically(authority.certificate, made["issuing_ca"], private=True)
     write_atomically(pair.key, made["private_key"], private=True)
     write_atomically(pair.certificate, made["certificate"], private=True)
-    return pair
+    return pair, authority
 
 
 def _is_ip(host: str) -> bool:

@@ -62,7 +62,9 @@ class OpenBao:
             answer = client.adapter.request(method, f"/v1/{path}", json=data or None)
         except (SSLError, OSError) as exc:
             if isinstance(exc, RequestException) and not isinstance(exc, SSLError):
-                raise TransientError(f"OpenBao at {self.url} does not answer: {exc}") from exc
+                raise TransientError(
+                    f"OpenBao at {self.url} does not answer ({type(exc).__name__})"
+                ) from exc
             what = f"its certificate is not of {self.ca or 'an authority that is trusted here'}"
             raise ConfigurationError(f"OpenBao at {self.url}: {what}, or {exc}") from exc
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:

@@ -15,10 +15,10 @@ from infra.bench.processes import server
 from infra.platform.openbao import (
     OpenBaoFiles,
     add_account,
-    as_program,
     command,
     is_well,
     prepare,
+    program,
     set_up,
 )
 from tasks.kernel.errors import TransientError
@@ -43,7 +43,7 @@ class RunningOpenBao:
 
     def program(self, name: str) -> OpenBao:
         """It, asked with the rights of a program."""
-        return as_program(self.files, self.url, name)
+        return program(self.home, name)
 
     def administrator(self, folder: Path) -> OpenBao:
         """It, asked with the token of a person who is an administrator."""
@@ -53,7 +53,7 @@ class RunningOpenBao:
 
     def add(self, name: str, *roles: str, tenant: str = "red", use_cases: str = "") -> None:
         """Add an account, or change it."""
-        add_account(self.program("accounts"), name, PASSWORD, roles, tenant, use_cases)
+        add_account(self.program("accounts"), name, PASSWORD, roles, tenant, use_cases.split(","))
 
     @property
     def oidc(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ def openbao_server(home: Path) -> Iterator[RunningOpenBao]:
     files = OpenBaoFiles(home)
 
     def started(port: int) -> tuple[str, ...]:
-        prepare(files, "127.0.0.1", port)
+        prepare(files, "127.0.0.1", port, f"https://127.0.0.1:{port}")
         return command(files)
 
     def answers(port: int) -> bool:
