@@ -8,10 +8,9 @@ import os
 import secrets
 import sys
 import tempfile
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from cyclopts import App, Parameter
@@ -666,11 +665,13 @@ def add(
         falaj accounts add amal --role approver --tenant red
     """
     from infra.platform.openbao import add_account, program
+    from tasks.governance.journal import Journal
 
     password = secrets.token_urlsafe(18)
-    with recorded_account(context, "add", name, roles=role, tenant=tenant, use_cases=use_case):
-        given = (password, role, tenant, use_case)
-        add_account(program(context.home, "accounts"), name, *given)
+    facts = {"tenant": tenant, "use_cases": ",".join(use_case)}
+    subject = {"account": name, "roles": role, **facts}
+    with Journal(context.home / "audit").recorded("add-account", subject=subject):
+        add_account(program(context.home, "accounts"), name, password, role, **facts)
     sys.stderr.write(f"account {name}; its password is not shown again\n")
     return Shown({"name": name, "password": password}, [password])
 
@@ -686,8 +687,9 @@ def disable(name: str, /, *, context: Here) -> Shown:
         falaj accounts disable amal
     """
     from infra.platform.openbao import disable_account, program
+    from tasks.governance.journal import Journal
 
-    with recorded_account(context, "disable", name):
+    with Journal(context.home / "audit").recorded("disable-account", subject={"account": name}):
         disable_account(program(context.home, "accounts"), name)
     return Shown({"name": name}, [f"{name} is refused from now on"])
 
@@ -703,21 +705,11 @@ def list_accounts(*, context: Here) -> Shown:
 
     found = openbao.accounts(openbao.program(context.home, "accounts"))
     lines = [
-        f"{each.name:<16} {'disabled' if each.disabled else ' '.join(each.roles):<24} "
-        f"{each.tenant or 'all tenants'} {' '.join(each.use_cases)}".rstrip()
+        f"{each['name']:<16} {'disabled' if each['disabled'] else ' '.join(each['roles']):<24} "
+        f"{each['tenant'] or 'all tenants'} {each['use_cases']}".rstrip()
         for each in found
     ]
     return Shown(found, lines or ["nobody; falaj accounts add"])
-
-
-def recorded_account(
-    context: Context, action: str, name: str, **facts: object
-) -> AbstractContextManager[dict[str, Any]]:
-    """What is done to an account, or refused: a line of the journal when the block ends."""
-    from tasks.governance.journal import Journal
-
-    journal = Journal(context.home / "audit")
-    return journal.recorded(f"{action}-account", subject={"account": name, **facts})
 
 
 def certificates(*, host: list[str], context: Here) -> Shown:

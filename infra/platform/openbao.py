@@ -6,18 +6,19 @@ alone: who has these and the data has the keys.
 """
 
 import json
+import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
+from string import Template
+from typing import Any
 from urllib.parse import urlsplit
 
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate, expires_at
-from tasks.kernel.errors import ConfigurationError, NotRunningError
+from tasks.kernel.errors import ConfigurationError, LostKeyError, NotRunningError
 from tasks.kernel.files import private_folder, read_yaml, write_atomically
 from tasks.kernel.keys.choice import CA, KEYS, OWN, TOKEN_FILE, own_openbao
 from tasks.kernel.keys.openbao import OpenBao, RefusedError
@@ -25,8 +26,6 @@ from tasks.kernel.keys.openbao import OpenBao, RefusedError
 ROLES = ("viewer", "operator", "approver", "admin", "auditor")
 PROGRAMS = ("platform", "worker", "serving", "accounts")
 """Processes that sign in by a file of `openbao/secrets`."""
-OIDC, PROVIDER = "identity/oidc", "falaj"
-TOKEN_TTL = "15m"
 INITIALISING_S = 300
 """Its answer comes once: who stops waiting for it has lost the first token."""
 DAY = timedelta(days=1)
@@ -46,7 +45,7 @@ class OpenBaoFiles:
         self.home, self.folder = home, home / "openbao"
         self.secrets = self.folder / "secrets"
         self.data = self.folder / "raft"
-        self.config = self.folder / "config.json"
+        self.config = self.folder / "config.hcl"
         self.audit = self.folder / "audit.log"
         self.client = home / OWN
         self.seal = self.secrets / "seal.key"
@@ -55,17 +54,6 @@ class OpenBaoFiles:
         self.oidc = self.secrets / "oidc.json"
         self.server = Pair.at(self.secrets, "server")
         self.authority = Pair.at(self.secrets, "authority")
-
-
-@dataclass(frozen=True)
-class Account:
-    """Somebody who can sign in."""
-
-    name: str
-    roles: tuple[str, ...]
-    tenant: str
-    use_cases: tuple[str, ...]
-    disabled: bool
 
 
 def prepare(files: OpenBaoFiles, host: str, port: int, url: str) -> None:
@@ -80,35 +68,23 @@ def prepare(files: OpenBaoFiles, host: str, port: int, url: str) -> None:
     private_folder(files.secrets)
     if files.data.exists() and not files.client.exists() and not files.root.exists():
         files.data.rename(files.data.with_name(f"raft.{time.time_ns()}.unused"))
-    private_folder(files.data)
     if not files.seal.exists():
+        if any(private_folder(files.data).iterdir()):
+            raise LostKeyError(
+                f"{files.seal} is gone, without which the keys in {files.data} cannot be read. "
+                "Bring it from a copy; nothing was changed"
+            )
         write_atomically(files.seal, secrets.token_bytes(32), private=True)
     authority = ensure_authority(files.secrets, "authority")
-    hosts = list(dict.fromkeys([str(urlsplit(url).hostname), host, "127.0.0.1", "localhost"]))
+    hosts = [*dict.fromkeys([str(urlsplit(url).hostname), host, "127.0.0.1", "localhost"])]
     ensure_certificate(files.secrets, "server", authority, hosts, "server")
-    audit = {"file_path": str(files.audit), "mode": "0600"}
-    described = {
-        "storage": {
-            "raft": {"path": str(files.data), "node_id": "one", "performance_multiplier": 1}
-        },
-        "seal": {"static": {"current_key_id": "1", "current_key": f"file://{files.seal}"}},
-        "listener": {
-            "tcp": {
-                "address": f"{host}:{port}",
-                "cluster_address": f"127.0.0.1:{port + 1}",
-                "tls_cert_file": str(files.server.certificate),
-                "tls_key_file": str(files.server.key),
-                "tls_min_version": "tls13",
-            }
-        },
-        "api_addr": url,
-        "cluster_addr": f"https://127.0.0.1:{port + 1}",
-        # With one entry alone, the parser of OpenBao takes `options` for a name too.
-        "audit": {"file": {"log": {"description": "all requests", "options": audit}}},
-        "ui": True,
-        "log_level": "warn",
-    }
-    write_atomically(files.config, json.dumps(described, indent=1), private=True)
+    known = {"folder": files.folder, "host": host, "port": port, "url": url}
+    text = Template(_described()["configuration"]).substitute(known, cluster_port=port + 1)
+    write_atomically(files.config, text, private=True)
+
+
+def _described() -> dict[str, Any]:
+    return read_yaml(Path(__file__).with_suffix(".yaml"), "openbao.yaml")
 
 
 def command(files: OpenBaoFiles) -> tuple[str, ...]:
@@ -127,7 +103,7 @@ def set_up(files: OpenBaoFiles, url: str, redirect_urls: Sequence[str] = ()) -> 
 
     Raises:
         TransientError: it does not answer yet.
-        ConfigurationError: it was initialised, and its first token is lost.
+        RefusedError: it was initialised, and its first token is lost; start it again.
     """
     root = OpenBao(url, files.root, files.authority.certificate)
     if not files.client.exists():
@@ -136,8 +112,8 @@ def set_up(files: OpenBaoFiles, url: str, redirect_urls: Sequence[str] = ()) -> 
         _configure(files, root)
     accounts = OpenBao(url, files.secrets / "accounts", files.authority.certificate)
     _publish(files, accounts, redirect_urls)
-    known = {KEYS: url, CA: str(files.authority.certificate)}
-    known[TOKEN_FILE] = str(files.secrets / "platform")
+    ca, token_file = str(files.authority.certificate), str(files.secrets / "platform")
+    known = {KEYS: url, CA: ca, TOKEN_FILE: token_file}
     write_atomically(files.client, json.dumps(known, indent=1), private=True)
     if files.root.exists():
         with suppress(ConfigurationError):  # it was revoked before, and the file was left
@@ -170,13 +146,12 @@ def program(home: Path, name: str) -> OpenBao:
 
 
 def _initialise(files: OpenBaoFiles, url: str) -> None:
-    """Keep the first token and the recovery key."""
+    """Keep the first token and the recovery key.
+
+    Raises:
+        RefusedError: an earlier answer to this was not kept. `prepare` mends that.
+    """
     nobody = OpenBao(url, None, files.authority.certificate, INITIALISING_S)
-    if nobody.ask("get", "sys/init")["initialized"]:
-        raise ConfigurationError(
-            f"OpenBao at {url} was initialised, and its first token was not kept, so nothing "
-            "is in it. Start it again: falaj down, falaj up"
-        )
     made = nobody.ask("post", "sys/init", recovery_shares=1, recovery_threshold=1)
     write_atomically(files.recovery, made["recovery_keys"][0], private=True)
     write_atomically(files.root, made["root_token"], private=True)
@@ -184,7 +159,7 @@ def _initialise(files: OpenBaoFiles, url: str) -> None:
 
 def _configure(files: OpenBaoFiles, root: OpenBao) -> None:
     """Give OpenBao all that `openbao.yaml` describes; each step may be repeated."""
-    described = read_yaml(Path(__file__).with_suffix(".yaml"), "openbao.yaml")
+    described = _described()
     for name, rules in described["policies"].items():
         policy = {"path": {path: {"capabilities": may} for path, may in rules.items()}}
         root.ask("post", f"sys/policies/acl/falaj-{name}", policy=json.dumps(policy))
@@ -202,35 +177,34 @@ def _configure(files: OpenBaoFiles, root: OpenBao) -> None:
 
 
 def _publish(files: OpenBaoFiles, bao: OpenBao, redirect_urls: Sequence[str]) -> None:
-    """Where people are signed in (OpenID Connect Core 1.0, by authorization code), and for whom."""
-    client, provider = f"{OIDC}/client/{PROVIDER}", f"{OIDC}/provider/{PROVIDER}"
-    times = {"id_token_ttl": TOKEN_TTL, "access_token_ttl": TOKEN_TTL}
+    """For whom people are signed in (OpenID Connect Core 1.0, by authorization code)."""
+    client, times = "identity/oidc/client/falaj", {"id_token_ttl": "15m", "access_token_ttl": "15m"}
     allowed = {"redirect_uris": list(redirect_urls), "assignments": ["allow_all"]}
-    bao.ask("post", client, key=PROVIDER, **allowed, **times)
-    given = bao.ask("get", client)["data"]
-    offered = {"allowed_client_ids": [given["client_id"]], "scopes_supported": [PROVIDER]}
-    bao.ask("post", provider, issuer=bao.url, **offered)
-    made = {name: given[name] for name in ("client_id", "client_secret")}
-    made["issuer"] = f"{bao.url}/v1/{provider}"
+    bao.ask("post", client, key="falaj", **allowed, **times)
+    made = bao.ask("get", client)["data"]
+    made["issuer"] = f"{bao.url}/v1/identity/oidc/provider/falaj"
     write_atomically(files.oidc, json.dumps(made, indent=1), private=True)
 
 
 def add_account(
-    bao: OpenBao,
-    name: str,
-    password: str,
-    roles: Sequence[str],
-    tenant: str = "",
-    use_cases: Sequence[str] = (),
+    bao: OpenBao, name: str, password: str, roles: Collection[str], **facts: str
 ) -> None:
-    """Let somebody sign in, or change what they may, from their next sign-in on."""
+    """Let somebody sign in, or change what they may, from their next sign-in on.
+
+    Args:
+        facts: `tenant`, and `use_cases` with commas between names; empty: all of them.
+
+    Raises:
+        ConfigurationError: that is no name of an account.
+    """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):  # OpenBao itself reads A as a
+        raise ConfigurationError(f"{name!r} is no account; write small letters, digits, . _ and -")
     bao.ask("post", f"auth/userpass/users/{name}", password=password)
-    facts = {"tenant": tenant, "use_cases": ",".join(use_cases)}
     bao.ask("post", f"identity/entity/name/{name}", metadata=facts, disabled=False)
     entity = bao.ask("get", f"identity/entity/name/{name}")["data"]
     accessor = bao.ask("get", "sys/auth")["data"]["userpass/"]["accessor"]
-    alias = {"canonical_id": entity["id"], "mount_accessor": accessor}
-    bao.ask("post", "identity/entity-alias", name=name, **alias)
+    known = {"canonical_id": entity["id"], "mount_accessor": accessor}
+    bao.ask("post", "identity/entity-alias", name=name, **known)
     for role in ROLES:
         group = bao.ask("get", f"identity/group/name/{role}")["data"]
         members = {*(group["member_entity_ids"] or ())} - {entity["id"]}
@@ -248,23 +222,17 @@ def disable_account(bao: OpenBao, name: str) -> None:
     bao.ask("post", f"identity/entity/name/{name}", disabled=True)
 
 
-def accounts(bao: OpenBao) -> list[Account]:
-    """All who can sign in, or could."""
-    try:
-        names = bao.ask("list", "identity/entity/name")["data"]["keys"]
-    except RefusedError:  # nobody yet
-        return []
+def accounts(bao: OpenBao) -> list[dict[str, Any]]:
+    """All who can sign in, or could: `name`, `roles`, `tenant`, `use_cases`, `disabled`."""
     groups = {role: bao.ask("get", f"identity/group/name/{role}")["data"] for role in ROLES}
     found = []
-    for name in names:
-        entity = bao.ask("get", f"identity/entity/name/{name}")["data"]
-        if not (facts := entity["metadata"]):
-            continue  # a program's
-        roles = tuple(
-            r for r, g in groups.items() if entity["id"] in (g["member_entity_ids"] or ())
-        )
-        use_cases = tuple(filter(None, facts["use_cases"].split(",")))
-        found.append(Account(name, roles, facts["tenant"], use_cases, entity["disabled"]))
+    with suppress(RefusedError):  # nobody yet
+        for name in bao.ask("list", "identity/entity/name")["data"]["keys"]:
+            entity = bao.ask("get", f"identity/entity/name/{name}")["data"]
+            roles = [r for r in ROLES if entity["id"] in (groups[r]["member_entity_ids"] or ())]
+            facts = {"name": name, "roles": roles, "disabled": entity["disabled"]}
+            if entity["metadata"]:  # no program has any
+                found.append({**facts, **entity["metadata"]})
     return found
 
 
@@ -274,7 +242,7 @@ def issue_certificate(bao: OpenBao, folder: Path, hosts: Sequence[str]) -> tuple
     Args:
         hosts: DNS names and IP addresses; the first is the common name.
     """
-    ips = [host for host in hosts if _is_ip(host)]
+    ips = [host for host in hosts if ":" in host or host[-1].isdigit()]
     names = {"ip_sans": ",".join(ips), "alt_names": ",".join(h for h in hosts if h not in ips)}
     made = bao.ask("post", "pki/issue/service", common_name=hosts[0], **names, ttl="720h")["data"]
     pair, authority = (Pair.at(private_folder(folder), name) for name in ("server", "openbao"))
@@ -282,9 +250,3 @@ def issue_certificate(bao: OpenBao, folder: Path, hosts: Sequence[str]) -> tuple
     write_atomically(pair.key, made["private_key"], private=True)
     write_atomically(pair.certificate, made["certificate"], private=True)
     return pair, authority
-
-
-def _is_ip(host: str) -> bool:
-    with suppress(ValueError):
-        return bool(ip_address(host))
-    return False

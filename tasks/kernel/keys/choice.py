@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +12,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys.files import FileKeys
 from tasks.kernel.keys.openbao import OpenBao, OpenBaoKeys
 from tasks.kernel.keys.store import KeyStore
+from tasks.kernel.location import is_loopback
 
 KEYS = "FALAJ_KEYS"
 """Variable with the address of OpenBao, such as https://host:8200, and behind it the path of its
@@ -40,7 +40,7 @@ def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeySt
     if not address:
         return FileKeys(home / "keyring")
     url = urlsplit(address)
-    if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.hostname or "")):
+    if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
         raise ConfigurationError(
             f"{KEYS} is {address}; expected https://host:8200, or http on 127.0.0.1 alone. Nothing "
             "was signed"
@@ -68,9 +68,3 @@ def _opened(address: str, token_file: str, ca: str | None, admin: str | None) ->
     bao = OpenBao(base, Path(token_file), authority)
     administrator = OpenBao(base, Path(admin), authority) if admin else None
     return OpenBaoKeys(bao, administrator, url.path.strip("/") or "transit")
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == "localhost"

@@ -17,6 +17,7 @@ from tasks.kernel.keys.store import Signature, id_of
 if TYPE_CHECKING:
     from hvac import Client
 
+EXPECTED = "expected a token, or a role id and a secret id of an AppRole, and mode 600"
 ABSENT = "not found", "no existing key"
 """In what `transit` answers where there is no such key."""
 
@@ -60,13 +61,13 @@ class OpenBao:
         try:
             client = self._client = self._client or self._signed_in()
             answer = client.adapter.request(method, f"/v1/{path}", json=data or None)
-        except (SSLError, OSError) as exc:
+        except OSError as exc:  # of requests, or of the authority's file
             if isinstance(exc, RequestException) and not isinstance(exc, SSLError):
                 raise TransientError(
-                    f"OpenBao at {self.url} does not answer ({type(exc).__name__})"
+                    f"OpenBao at {self.url} is away: {type(exc).__name__}"
                 ) from exc
-            what = f"its certificate is not of {self.ca or 'an authority that is trusted here'}"
-            raise ConfigurationError(f"OpenBao at {self.url}: {what}, or {exc}") from exc
+            who = f"by {self.ca or 'an authority that is trusted here'}"
+            raise ConfigurationError(f"OpenBao at {self.url} is not certified {who}") from exc
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
             self._client = None
             if not was_new:  # the token has ended: a new one may be had
@@ -103,20 +104,25 @@ class Trusted(Mapping[str, bytes]):
     """Public keys by their ids; OpenBao is asked again only for an id that is not known."""
 
     read: Callable[[], Mapping[int, bytes]]
-    known: dict[str, bytes] = field(default_factory=dict)
+    versions: Mapping[int, bytes] = field(default_factory=dict)
+
+    def version(self, number: int) -> bytes:
+        """The PEM of one."""
+        if number not in self.versions:
+            self.versions = self.read()
+        return self.versions[number]
 
     def __getitem__(self, key_id: str) -> bytes:
-        if key_id not in self.known:
-            self.known.update({id_of(pem): pem for pem in self.read().values()})
-        return self.known[key_id]
+        if key_id not in map(id_of, self.versions.values()):
+            self.versions = self.read()
+        return {id_of(pem): pem for pem in self.versions.values()}[key_id]
 
     def __iter__(self) -> Iterator[str]:
-        self.get("")
-        return iter(self.known)
+        self.versions = self.versions or self.read()
+        return map(id_of, self.versions.values())
 
     def __len__(self) -> int:
-        self.get("")
-        return len(self.known)
+        return len([*self])
 
 
 @dataclass(eq=False)
@@ -132,7 +138,6 @@ class OpenBaoKeys:
     admin: OpenBao | None = None
     mount: str = "transit"
     _trusted: dict[str, Trusted] = field(default_factory=dict)
-    _versions: dict[str, Mapping[int, bytes]] = field(default_factory=dict)
 
     def sign(self, name: str, content: bytes) -> Signature:
         """See `KeyStore.sign`; what is sent is the digest of the content alone."""
@@ -140,12 +145,10 @@ class OpenBaoKeys:
         data = {"input": digest, "prehashed": True, "hash_algorithm": "sha2-256"}
         answer = self._of_key("sign", name, **data, marshaling_algorithm="asn1")
         _, version, der = answer["data"]["signature"].split(":")
-        number = int(version.removeprefix("v"))
-        if number not in (known := self._versions.get(name, {})):
-            known = self._read(name)
-        return Signature(id_of(known[number]), base64.b64decode(der))
+        pem = self.public_keys(name).version(int(version.removeprefix("v")))
+        return Signature(id_of(pem), base64.b64decode(der))
 
-    def public_keys(self, name: str) -> Mapping[str, bytes]:
+    def public_keys(self, name: str) -> Trusted:
         """See `KeyStore.public_keys`."""
         return self._trusted.setdefault(name, Trusted(lambda: self._read(name)))
 
@@ -186,12 +189,11 @@ class OpenBaoKeys:
         try:
             self.admin.ask("post", f"{key}/config", deletion_allowed=True)
         except RefusedError as exc:
-            if not _shows_absence(exc):
-                raise
-            return
+            if _shows_absence(exc):
+                return
+            raise
         self.admin.ask("delete", key)
         self._trusted.pop(name, None)
-        self._versions.pop(name, None)
 
     def _read(self, name: str) -> Mapping[int, bytes]:
         """PEM of each version, as OpenBao has them now; none where there is no such key."""
@@ -199,8 +201,7 @@ class OpenBaoKeys:
             found = self.bao.ask("get", f"{self.mount}/keys/{name}")["data"]["keys"]
         except RefusedError:
             return {}
-        self._versions[name] = {int(n): key["public_key"].encode() for n, key in found.items()}
-        return self._versions[name]
+        return {int(n): key["public_key"].encode() for n, key in found.items()}
 
     def _of_key(self, what: str, name: str, **data: Any) -> dict[str, Any]:
         """Ask for what a signing key does, which is made where there is none."""
@@ -218,18 +219,11 @@ def _shows_absence(exc: RefusedError) -> bool:
 
 
 def _secrets(file: Path) -> list[str]:
-    expected = "expected a token, or an AppRole's role id and secret id on two lines"
     try:
-        if file.stat().st_mode & 0o077:
-            raise ConfigurationError(
-                f"others may read {file}, which signs in to OpenBao; chmod 600 it "
-                "and give it a new token. Nothing was asked"
-            )
-        found = file.read_text().split()
+        mode, found = file.stat().st_mode, file.read_text().split()
     except OSError as exc:
-        raise ConfigurationError(
-            f"{file} cannot be read ({exc.strerror}); {expected}. Nothing was asked"
-        ) from exc
-    if len(found) not in (1, 2):
-        raise ConfigurationError(f"{file} has {len(found)} words; {expected}")
+        raise ConfigurationError(f"{file} cannot be read: {exc.strerror}; {EXPECTED}") from exc
+    if mode & 0o077 or len(found) not in (1, 2):
+        seen = f"has {len(found)} words and mode {mode & 0o777:o}"
+        raise ConfigurationError(f"{file} {seen}; {EXPECTED}. Nothing was asked")
     return found

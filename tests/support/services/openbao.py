@@ -53,7 +53,8 @@ class RunningOpenBao:
 
     def add(self, name: str, *roles: str, tenant: str = "red", use_cases: str = "") -> None:
         """Add an account, or change it."""
-        add_account(self.program("accounts"), name, PASSWORD, roles, tenant, use_cases.split(","))
+        facts = {"tenant": tenant, "use_cases": use_cases}
+        add_account(self.program("accounts"), name, PASSWORD, roles, **facts)
 
     @property
     def oidc(self) -> dict[str, str]:
