@@ -127,7 +127,8 @@ def is_well(files: OpenBaoFiles) -> bool:
     Raises:
         TransientError, ConfigurationError: it does not answer, or refuses.
     """
-    program(files.home, "platform").ask("get", "auth/token/lookup-self")
+    url = own_openbao(files.home)[KEYS]
+    OpenBao(url, None, files.authority.certificate).ask("get", "sys/health")  # in no audit log
     return expires_at(files.server.certificate) > datetime.now(UTC) + DAY
 
 
