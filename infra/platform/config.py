@@ -62,8 +62,6 @@ class PlatformConfig(Contract):
     serving: bool = Field(default=True, description="Run the inference server too.")
     openbao: bool = Field(default=False, description="Run OpenBao: keys, sign-in, certificates.")
     openbao_port: Port = Field(default=8200, description="Its port, and the next one; 0: any free.")
-    public_openbao_url: str | None = Field(default=None, pattern=r"^https://[^\s@/]+$")
-    """Address of OpenBao for browsers on other machines; it names whom they signed in with."""
     sign_in_urls: tuple[str, ...] = ()
     """Addresses of the gateway to which OpenBao sends people who signed in."""
     scaling: dict[str, ScalingRule] = Field(

@@ -70,10 +70,8 @@ def prepare(files: OpenBaoFiles, host: str, port: int, url: str) -> None:
         files.data.rename(files.data.with_name(f"raft.{time.time_ns()}.unused"))
     if not files.seal.exists():
         if any(private_folder(files.data).iterdir()):
-            raise LostKeyError(
-                f"{files.seal} is gone, without which the keys in {files.data} cannot be read. "
-                "Bring it from a copy; nothing was changed"
-            )
+            lost = f"{files.seal} is gone, and without it no key in {files.data} can be read"
+            raise LostKeyError(f"{lost}. Bring it from a copy; nothing was changed")
         write_atomically(files.seal, secrets.token_bytes(32), private=True)
     authority = ensure_authority(files.secrets, "authority")
     hosts = [*dict.fromkeys([str(urlsplit(url).hostname), host, "127.0.0.1", "localhost"])]
@@ -139,9 +137,7 @@ def program(home: Path, name: str) -> OpenBao:
         NotRunningError: the platform of this state folder has none.
     """
     if not (known := own_openbao(home)):
-        raise NotRunningError(
-            f"the platform of {home} has no OpenBao; start one: openbao: true in its configuration"
-        )
+        raise NotRunningError(f"no OpenBao is on {home}; start one: `openbao: true` for falaj up")
     files = OpenBaoFiles(home)
     return OpenBao(known[KEYS], files.secrets / name, files.authority.certificate)
 

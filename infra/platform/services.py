@@ -132,12 +132,6 @@ class Plan:
         return PrefectApi(self.endpoint.api_url, self.password, PROBE_TIMEOUT_S)
 
     @property
-    def openbao_url(self) -> str:
-        """Where OpenBao answers, for programs and people."""
-        local = f"https://{_local(self.config.host)}:{self.ports.get(OPENBAO, 0)}"
-        return self.config.public_openbao_url or local
-
-    @property
     def endpoint(self) -> Endpoint:
         """Where all answers; the inference server on loopback, behind the gateway."""
         config, host = self.config, _local(self.config.host)
@@ -194,7 +188,8 @@ def make_services(plan: Plan) -> list[Service]:
 
 def openbao_service(plan: Plan) -> Service:
     """OpenBao; it is up when it is set up too."""
-    files, url = openbao.OpenBaoFiles(plan.files.home), plan.openbao_url
+    files, host, port = openbao.OpenBaoFiles(plan.files.home), plan.config.host, plan.ports[OPENBAO]
+    url = f"https://{_local(host)}:{port}"
     is_set_up: set[datetime] = set()
 
     def are_well(started: datetime) -> bool:
@@ -209,7 +204,7 @@ def openbao_service(plan: Plan) -> Service:
         base_environment(plan.environment),
         probe=lambda started: bool(_tried(lambda: are_well(started))),
         restart_when_silent=True,
-        before_start=lambda: openbao.prepare(files, plan.config.host, plan.ports[OPENBAO], url),
+        before_start=lambda: openbao.prepare(files, host, port, url),
     )
 
 

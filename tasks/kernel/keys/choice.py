@@ -41,15 +41,11 @@ def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeySt
         return FileKeys(home / "keyring")
     url = urlsplit(address)
     if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
-        raise ConfigurationError(
-            f"{KEYS} is {address}; expected https://host:8200, or http on 127.0.0.1 alone. Nothing "
-            "was signed"
-        )
+        wanted = "https://host:8200, or http on 127.0.0.1 alone"
+        raise ConfigurationError(f"{KEYS} is {address}; expected {wanted}. Nothing was signed")
     if not token_file:
-        raise ConfigurationError(
-            f"{TOKEN_FILE} is not set; expected a file with a token of OpenBao at {address}, or "
-            "with an AppRole's role id and secret id. Nothing was signed"
-        )
+        wanted = "a file with a token of OpenBao, or with an AppRole's role id and secret id"
+        raise ConfigurationError(f"{TOKEN_FILE} is not set; expected {wanted}. Nothing was signed")
     return _opened(address, token_file, env.get(CA), env.get(ADMIN_TOKEN_FILE))
 
 

@@ -73,8 +73,8 @@ class OpenBao:
             if not was_new:  # the token has ended: a new one may be had
                 return self.ask(method, path, **data)
             raise ConfigurationError(
-                f"OpenBao at {self.url} refuses the token of {self.token_file} to {method} {path}. "
-                "Nothing was done; give it a policy that allows this, or name another file"
+                f"OpenBao at {self.url} refuses the token of {self.token_file} to {method} {path}; "
+                "give it a policy that allows this, or name another file. Nothing was done"
             ) from exc
         except (exceptions.InvalidRequest, exceptions.InvalidPath) as exc:
             said = exc.args[0] or "there is nothing of that name"
@@ -106,20 +106,18 @@ class Trusted(Mapping[str, bytes]):
     read: Callable[[], Mapping[int, bytes]]
     versions: Mapping[int, bytes] = field(default_factory=dict)
 
-    def version(self, number: int) -> bytes:
-        """The PEM of one."""
-        if number not in self.versions:
-            self.versions = self.read()
-        return self.versions[number]
+    def fresh(self) -> Mapping[int, bytes]:
+        """As OpenBao has them now."""
+        self.versions = self.read()
+        return self.versions
 
     def __getitem__(self, key_id: str) -> bytes:
         if key_id not in map(id_of, self.versions.values()):
-            self.versions = self.read()
+            self.fresh()
         return {id_of(pem): pem for pem in self.versions.values()}[key_id]
 
     def __iter__(self) -> Iterator[str]:
-        self.versions = self.versions or self.read()
-        return map(id_of, self.versions.values())
+        return map(id_of, (self.versions or self.fresh()).values())
 
     def __len__(self) -> int:
         return len([*self])
@@ -145,7 +143,8 @@ class OpenBaoKeys:
         data = {"input": digest, "prehashed": True, "hash_algorithm": "sha2-256"}
         answer = self._of_key("sign", name, **data, marshaling_algorithm="asn1")
         _, version, der = answer["data"]["signature"].split(":")
-        pem = self.public_keys(name).version(int(version.removeprefix("v")))
+        known, number = self.public_keys(name), int(version.removeprefix("v"))
+        pem = known.versions.get(number) or known.fresh()[number]
         return Signature(id_of(pem), base64.b64decode(der))
 
     def public_keys(self, name: str) -> Trusted:
@@ -164,9 +163,8 @@ class OpenBaoKeys:
             answer = self.bao.ask("post", f"{self.mount}/decrypt/{name}", ciphertext=encrypted)
         except RefusedError as exc:
             raise LostKeyError(
-                f"the key {name!r} of OpenBao does not decrypt this, since it was destroyed, "
-                f"another one encrypted it, or it was changed ({exc}). It cannot be read without "
-                "the key; only a snapshot of OpenBao that is old enough has it"
+                f"the key {name!r} of OpenBao was destroyed, or another one encrypted this, or it "
+                f"was changed ({exc}). It cannot be read, unless a snapshot of OpenBao has the key"
             ) from exc
         return base64.b64decode(answer["data"]["plaintext"])
 
@@ -181,10 +179,8 @@ class OpenBaoKeys:
             ConfigurationError: this process has no token that may.
         """
         if self.admin is None:
-            raise ConfigurationError(
-                f"the key {name!r} was not destroyed: no token here may. Name a file with an "
-                "administrator's: FALAJ_KEYS_ADMIN_TOKEN_FILE"
-            )
+            seen = f"the key {name!r} was not destroyed: FALAJ_KEYS_ADMIN_TOKEN_FILE is not set"
+            raise ConfigurationError(f"{seen}; expected a file with an administrator's token")
         key = f"{self.mount}/keys/{name}"
         try:
             self.admin.ask("post", f"{key}/config", deletion_allowed=True)

@@ -268,3 +268,6 @@ def test_the_platform_keeps_it_alive_and_it_unseals_itself(tmp_path: Path) -> No
         child.kill()
         while not child.gone:
             time.sleep(0.1)
+    OpenBaoFiles(tmp_path).seal.unlink()
+    child.start()
+    assert "seal.key is gone" in child.detail
