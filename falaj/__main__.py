@@ -95,6 +95,7 @@ COMMANDS = {
         "serve": ("platform:serve", "Serve models over HTTP and gRPC."),
         "gateway": ("platform:gateway", "Run the gateway and set shares of traffic."),
         "keys": ("platform:keys", "Create, list and revoke API keys."),
+        "accounts": ("platform:accounts", "Add, disable and list people who sign in."),
         "certificates": ("platform:certificates", "Issue a certificate of a private authority."),
     },
     "State": {

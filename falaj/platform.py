@@ -5,6 +5,7 @@ A key is printed once, alone on standard output.
 
 import json
 import os
+import secrets
 import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,7 @@ from tasks.governance.handling import Placement, addresses
 from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
+from tasks.kernel.keys.choice import own_openbao
 
 Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
@@ -88,6 +90,8 @@ def up(
         given |= _fixed(serving_replicas, **kept.get("scaling", {}))
     full = read_config(Path(chosen) if chosen else None, given, kept)
     require_placements(context.settings, addresses(full, os.environ))
+    if full.openbao:
+        require_extras("server")
     # The supervisor outlives this command, and with it the command's folder of temporary files.
     environment = {**os.environ, "TMPDIR": str(Path(tempfile.gettempdir()).parent)}
     try:
@@ -643,8 +647,80 @@ def revoke(id: str, /, *, file: File = None, dry_run: DryRun = False, context: H
     return Shown(_facts(key, now), [f"key {key.id} of {key.subject} is refused from now on"])
 
 
+accounts = App(name="accounts")
+
+
+@accounts.command
+def add(
+    name: str,
+    /,
+    *,
+    role: list[Literal["viewer", "operator", "approver", "admin", "auditor"]],
+    tenant: str = "",
+    use_case: tuple[str, ...] = (),
+    context: Here,
+) -> Shown:
+    """Let somebody sign in, or change what they may; the new password is printed once.
+
+    Args:
+        name: Of the person.
+        role: What they may; may be repeated.
+        tenant: Whose use cases they see (default: all).
+        use_case: May be repeated (default: all of the tenant's).
+
+    Examples:
+        falaj accounts add amal --role approver --tenant red
+    """
+    from infra.platform.openbao import add_account, program
+    from tasks.governance.journal import Journal
+
+    password = secrets.token_urlsafe(18)
+    facts = {"tenant": tenant, "use_cases": ",".join(use_case)}
+    subject = {"account": name, "roles": role, **facts}
+    with Journal(context.home / "audit").recorded("add-account", subject=subject):
+        add_account(program(context.home, "accounts"), name, password, role, **facts)
+    sys.stderr.write(f"account {name}; its password is not shown again\n")
+    return Shown({"name": name, "password": password}, [password])
+
+
+@accounts.command
+def disable(name: str, /, *, context: Here) -> Shown:
+    """Refuse somebody at once; `add` lets them in again.
+
+    Args:
+        name: Of the person.
+
+    Examples:
+        falaj accounts disable amal
+    """
+    from infra.platform.openbao import disable_account, program
+    from tasks.governance.journal import Journal
+
+    with Journal(context.home / "audit").recorded("disable-account", subject={"account": name}):
+        disable_account(program(context.home, "accounts"), name)
+    return Shown({"name": name}, [f"{name} is refused from now on"])
+
+
+@accounts.command(name="list")
+def list_accounts(*, context: Here) -> Shown:
+    """List people who can sign in, or could.
+
+    Examples:
+        falaj accounts list
+    """
+    from infra.platform import openbao
+
+    found = openbao.accounts(openbao.program(context.home, "accounts"))
+    lines = [
+        f"{each['name']:<16} {'disabled' if each['disabled'] else ' '.join(each['roles']):<24} "
+        f"{each['tenant'] or 'all tenants'} {each['use_cases']}".rstrip()
+        for each in found
+    ]
+    return Shown(found, lines or ["nobody; falaj accounts add"])
+
+
 def certificates(*, host: list[str], context: Here) -> Shown:
-    """Issue a certificate of a private authority.
+    """Issue a certificate of a private authority: of OpenBao's for 30 days, where that runs.
 
     Args:
         host: Name or address of clients; may be repeated.
@@ -652,11 +728,15 @@ def certificates(*, host: list[str], context: Here) -> Shown:
     Examples:
         falaj certificates --host localhost
     """
+    from infra.platform.openbao import issue_certificate, program
     from serving.security.certificates import ensure_authority, ensure_certificate, expires_at
 
     folder = context.home / CERTIFICATES
-    authority = ensure_authority(folder, "authority")
-    pair = ensure_certificate(folder, "server", authority, host, "server")
+    if own_openbao(context.home):
+        pair, authority = issue_certificate(program(context.home, "platform"), folder, host)
+    else:
+        authority = ensure_authority(folder, "authority")
+        pair = ensure_certificate(folder, "server", authority, host, "server")
     until = expires_at(pair.certificate)
     lines = [
         f"certificate  {pair.certificate} (until {until:%Y-%m-%d})",

@@ -23,7 +23,7 @@ from serving.security.guard import OpenGuard, Secured
 from tasks.contracts.serving import address_file, lock_file, read_addresses
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import locked, private_folder, write_atomically
-from tasks.kernel.location import is_loopback
+from tasks.kernel.values import is_loopback
 
 if TYPE_CHECKING:
     import grpc.aio

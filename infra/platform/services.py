@@ -28,6 +28,7 @@ from infra.orchestration.client import (
     server_settings,
 )
 from infra.orchestration.embedded import free_port
+from infra.platform import openbao
 from infra.platform.api import (
     PROBE_TIMEOUT_S,
     NotFoundError,
@@ -42,6 +43,7 @@ from infra.platform.config import (
     COORDINATOR,
     DATABASE_URL,
     MLFLOW_PASSWORD,
+    OPENBAO,
     REDIS_URL,
     REPORTS_HOME,
     SERVING,
@@ -68,6 +70,7 @@ from tasks.contracts.serving import address_file, address_files, is_live, is_ser
 from tasks.control.leases.devices import Host, hardware_classes
 from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
 from tasks.kernel.files import is_held, machine_id, make_folder, private_folder, write_atomically
+from tasks.kernel.keys.address import TOKEN_FILE
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import not_shared, state_identity
@@ -167,6 +170,8 @@ def make_services(plan: Plan) -> list[Service]:
     if plan.config.serving:
         found.append(serving_service(plan))
     home = plan.files.home
+    if plan.config.openbao:
+        found.insert(0, openbao_service(plan))
     if GatewayFiles(home).config_file.is_file():  # its owner has described one
         line = (sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run")
         found.append(
@@ -179,6 +184,35 @@ def make_services(plan: Plan) -> list[Service]:
             )
         )
     return found
+
+
+def openbao_service(plan: Plan) -> Service:
+    """OpenBao; it is up when it is set up too."""
+    files, host, port = openbao.OpenBaoFiles(plan.files.home), plan.config.host, plan.ports[OPENBAO]
+    url = f"https://{_local(host)}:{port}"
+    is_set_up: set[datetime] = set()
+
+    def are_well(started: datetime) -> bool:
+        if started not in is_set_up:
+            openbao.set_up(files, url, plan.config.sign_in_urls)
+            is_set_up.add(started)
+        return openbao.is_well(files)
+
+    return Service(
+        OPENBAO,
+        openbao.command(files),
+        base_environment(plan.environment),
+        probe=lambda started: bool(_tried(lambda: are_well(started))),
+        restart_when_silent=True,
+        before_start=lambda: openbao.prepare(files, host, port, url),
+    )
+
+
+def _openbao_token(plan: Plan, name: str) -> dict[str, str]:
+    """The least rights for what a service does, where the platform runs OpenBao."""
+    if not plan.config.openbao:
+        return {}
+    return {TOKEN_FILE: str(openbao.OpenBaoFiles(plan.files.home).secrets / name)}
 
 
 def prefect_service(plan: Plan) -> Service:
@@ -250,7 +284,7 @@ def worker_service(plan: Plan, pool: str, number: int = 0) -> Service:
         (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
         worker_environment(plan),
         probe=_heard_of(plan, pool, name),
-        needs=(SERVER, DEPLOYING),
+        needs=(SERVER, DEPLOYING, *([OPENBAO] if plan.config.openbao else [])),
         # No process of an earlier worker lives, so its unfinished runs have been cut off.
         before_start=lambda: end_cut_off(plan.api, {pool: name}, "its worker was killed"),
     )
@@ -287,6 +321,7 @@ def serving_service(plan: Plan, number: int = 0) -> Service:
             **base_environment(plan.environment),
             **_access_to_state(plan),
             **stores,
+            **_openbao_token(plan, SERVING),
             "FALAJ_HOME": str(plan.files.home),
         },
         probe=lambda _: is_live(address_file(plan.files.home, number)),
@@ -303,7 +338,7 @@ def worker_environment(plan: Plan) -> dict[str, str]:
     }
     api_url = plan.config.api_url or plan.api.url
     client = client_settings(plan.files.home, api_url, plan.password, plan.endpoint.ui_url)
-    return _of_worker(inherited, client)
+    return _of_worker(inherited | _openbao_token(plan, "worker"), client)
 
 
 def _of_worker(inherited: Mapping[str, str], client: dict[str, str]) -> dict[str, str]:
@@ -509,7 +544,7 @@ def make_supervisor(plan: Plan) -> Supervisor:
     return Supervisor(
         files=files,
         children=children,
-        servers=frozenset({SERVER, MLFLOW}),
+        servers=frozenset({SERVER, MLFLOW, OPENBAO}),
         after_workers=after_workers,
         groups=groups,
         on_up=on_up,

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.location import is_loopback
-from tasks.kernel.values import checked
+from tasks.kernel.values import checked, is_loopback
 
 Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""

@@ -32,7 +32,7 @@ from serving.security.keys import KeyRing
 from serving.security.tls import RenewingTls, grpc_credentials
 from serving.security.tokens import TokenReader
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.location import is_loopback
+from tasks.kernel.values import is_loopback
 
 if TYPE_CHECKING:
     import grpc

@@ -8,7 +8,7 @@ from posixpath import normpath
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tasks.kernel.location import is_loopback
+from tasks.kernel.values import is_loopback
 
 UNKNOWN = "unknown"
 NAMED = ("pool", "hosts")

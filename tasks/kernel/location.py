@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
-from ipaddress import ip_address
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -402,13 +401,6 @@ def _pieces(content: bytes | Path) -> Iterator[bytes]:
     with content.open("rb") as stream:
         while piece := stream.read(CHUNK_BYTES):
             yield piece
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nothing that is sent to a host, as URLs name it, leaves this machine."""
-    with suppress(ValueError):
-        return ip_address(host.strip("[]")).is_loopback
-    return host == "localhost"
 
 
 def part_bytes(num_bytes: int) -> int:

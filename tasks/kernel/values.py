@@ -6,9 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from html import escape
+from ipaddress import ip_address
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -176,3 +178,10 @@ def mistakes(exc: ValidationError) -> Iterator[tuple[tuple[int | str, ...], dict
         if not follows and error["type"] != "default_factory_not_called":
             message = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
             yield place, {**error, "msg": message}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nothing that is sent to a host, as URLs name it, leaves this machine."""
+    with suppress(ValueError):
+        return ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"

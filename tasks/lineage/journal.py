@@ -22,8 +22,8 @@ import httpx
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
 from tasks.kernel.files import write_atomically
-from tasks.kernel.location import is_loopback
 from tasks.kernel.settings import Settings, append, bring
+from tasks.kernel.values import is_loopback
 from tasks.lineage.events import FlowRun, run_id, step_events
 from tasks.lineage.steps import Step
 from tasks.metadata.database import held_everywhere

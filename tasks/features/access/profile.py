@@ -25,8 +25,8 @@ from tasks.governance.handling import Placement
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.location import is_loopback
 from tasks.kernel.settings import DEFAULT_PROFILE, Settings
+from tasks.kernel.values import is_loopback
 
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
 LOSSY_STORES = re.compile(r"^(dask|file)$|dask|\.file(offlinestore)?$|fileofflinestore", re.I)

@@ -36,8 +36,8 @@ from tasks.features.access.provider import audit_facts, audit_trail
 from tasks.features.access.store import GuardedFeatureStore, open_store
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
-from tasks.kernel.location import is_loopback
 from tasks.kernel.settings import Settings
+from tasks.kernel.values import is_loopback
 
 SERVED_PATHS = {
     "/health",

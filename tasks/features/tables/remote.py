@@ -25,7 +25,7 @@ from tasks.features.tables.files import NUM_THREADS, files_of
 from tasks.features.tables.formats import unpacked
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.location import is_loopback
+from tasks.kernel.values import is_loopback
 
 CONNECT_S, ANSWER_S = 10.0, 60.0
 NUM_ATTEMPTS = 3

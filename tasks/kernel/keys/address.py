@@ -1,28 +1,53 @@
 """The key store that an address names."""
 
+import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys.files import FileKeys
+from tasks.kernel.keys.openbao import OpenBao, OpenBaoKeys
 from tasks.kernel.keys.store import KeyStore
+from tasks.kernel.values import is_loopback
 
 KEYS = "FALAJ_KEYS"
-"""Variable with the address of a key store; without it keys are files of the state folder."""
+"""Variable with the address of a key store: a folder, file:///folder, or OpenBao, such as
+https://host:8200 and behind it the path of its `transit` engine where that has another; without it
+keys are files of the state folder."""
+TOKEN_FILE, ADMIN_TOKEN_FILE = "FALAJ_KEYS_TOKEN_FILE", "FALAJ_KEYS_ADMIN_TOKEN_FILE"
+CA = "FALAJ_KEYS_CA"
+
+
+def keys_at(address: str, environment: Mapping[str, str] | None = None) -> KeyStore:
+    """The key store at an address.
+
+    Args:
+        address: see `KEYS`.
+        environment: default: this process's.
+
+    Raises:
+        ConfigurationError: it is no address of one, or no file with a token is named.
+    """
+    env = os.environ if environment is None else environment
+    url = urlsplit(address)
+    if url.scheme == "file" and not url.netloc and url.path.startswith("/"):
+        return FileKeys(Path(unquote(url.path)))
+    if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
+        wanted = "https://host:8200, http on 127.0.0.1 alone, or file:///folder"
+        raise ConfigurationError(f"{KEYS} is {address}; expected {wanted}. Nothing was signed")
+    if not (token_file := env.get(TOKEN_FILE)):
+        wanted = "a file with a token of OpenBao, or with an AppRole's role id and secret id"
+        raise ConfigurationError(f"{TOKEN_FILE} is not set; expected {wanted}. Nothing was signed")
+    return _opened(address, token_file, env.get(CA), env.get(ADMIN_TOKEN_FILE))
 
 
 @cache
-def keys_at(address: str) -> KeyStore:
-    """The key store at an address.
-
-    Raises:
-        ConfigurationError: it is no address of one.
-    """
-    parts = urlsplit(address)
-    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
-        return FileKeys(Path(unquote(parts.path)))
-    raise ConfigurationError(
-        f"{KEYS} is {parts.scheme}://{parts.hostname or ''}{parts.path}; expected file:///folder. "
-        "Nothing was signed"
-    )
+def _opened(address: str, token_file: str, ca: str | None, admin: str | None) -> OpenBaoKeys:
+    """One for all of a process, since it knows the public keys."""
+    url = urlsplit(address)
+    base, authority = f"{url.scheme}://{url.netloc}", Path(ca) if ca else None
+    bao = OpenBao(base, Path(token_file), authority)
+    administrator = OpenBao(base, Path(admin), authority) if admin else None
+    return OpenBaoKeys(bao, administrator, url.path.strip("/") or "transit")

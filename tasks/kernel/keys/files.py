@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from tasks.kernel.errors import LostKeyError
+from tasks.kernel.errors import ConfigurationError, LostKeyError
 from tasks.kernel.files import locked, private_folder, write_atomically
 from tasks.kernel.keys.store import Signature, id_of
 
@@ -32,11 +32,13 @@ class FileKeys:
         folder: holds them.
         bring: brings here what other machines have in a folder.
         publish: writes a public key for all machines.
+        is_shared: whether machines share the state that the keys are of.
     """
 
     folder: Path
     bring: Callable[[Path], object] = lambda folder: folder
     publish: Callable[[Path, str], object] = write_atomically
+    is_shared: Callable[[], bool] = lambda: False
 
     def sign(self, name: str, content: bytes) -> Signature:
         """See `KeyStore.sign`."""
@@ -52,7 +54,17 @@ class FileKeys:
         return {id_of(pem): pem for pem in found}
 
     def encrypt(self, name: str, data_key: bytes) -> str:
-        """See `KeyStore.encrypt`."""
+        """See `KeyStore.encrypt`.
+
+        Raises:
+            ConfigurationError: machines share the state, and this key would be of this one alone.
+        """
+        if self.is_shared():
+            raise ConfigurationError(
+                f"FALAJ_STATE is set, and the key {name!r} in {self.folder} would be of this "
+                "machine alone: no other one could read what it encrypts. Keep keys in OpenBao, "
+                "and name it: FALAJ_KEYS, or keys: in server.yaml. Nothing was encrypted"
+            )
         key_id, text = self._newest(name, signs=False)
         nonce = os.urandom(NONCE_BYTES)
         sealed = AESGCM(base64.b64decode(text)).encrypt(nonce, data_key, name.encode())
