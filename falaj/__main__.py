@@ -78,7 +78,7 @@ COMMANDS = {
         "release": ("release:app", "Show and steer the release of a version."),
         "decisions": ("release:decisions", "List the decisions about drift, newest first."),
         "costs": ("costs:costs", "Show what runs took and cost, and what is ahead."),
-        "audit": ("features:audit", "Show who changed features and models."),
+        "audit": ("audit:app", "Show and verify the journal: who did what, what was refused."),
     },
     "Services": {
         "up": ("platform:up", "Start the platform and deploy; harmless where it runs."),

@@ -79,16 +79,20 @@ class Location:
     Args:
         url: without a slash at its end.
         access: what `s3_access` gives; None: from this process's variables.
+        patience_s: how long a store may keep silent, and how long it is asked again.
     """
 
     url: str
     access: Mapping[AccessName, str] | None = field(default=None, repr=False, compare=False)
+    patience_s: float = RETRY_LIMIT_S
 
     def __str__(self) -> str:
         return self.url
 
     @classmethod
-    def of(cls, url: str, variable: str = "FALAJ_STATE") -> Location:
+    def of(
+        cls, url: str, variable: str = "FALAJ_STATE", patience_s: float = RETRY_LIMIT_S
+    ) -> Location:
         """The location that a setting names.
 
         Raises:
@@ -107,7 +111,7 @@ class Location:
                 f"{variable} is {parts.scheme}://{parts.hostname or ''}{parts.path}; {EXPECTED}. "
                 "Keys of S3 come from the variables AWS_*. Nothing was touched"
             )
-        return cls(url.rstrip("/"))
+        return cls(url.rstrip("/"), patience_s=patience_s)
 
     @property
     def folder(self) -> Path | None:
@@ -261,11 +265,14 @@ class Location:
     def _opened(self, limit_s: float) -> ObjectStore:
         if self.folder is None:
             access = s3_access(os.environ) if self.access is None else self.access
-            return _open(self.url, tuple(access.items()), limit_s)
+            limit_s = (
+                min(limit_s, self.patience_s) if self.patience_s < SILENCE_LIMIT_S else limit_s
+            )
+            return _open(self.url, tuple(access.items()), limit_s, self.patience_s)
         with suppress(PermissionError):  # obstore meets it too
             if not self.folder.exists():
                 raise FileNotFoundError(self.folder)
-        return _open(self.url, (), limit_s)
+        return _open(self.url, (), limit_s, self.patience_s)
 
     def _to_write(self, limit_s: float) -> ObjectStore:
         """Its folder is made by the first write, not by a look."""
@@ -353,7 +360,9 @@ def s3_access(environment: Mapping[str, str]) -> dict[AccessName, str]:
 
 
 @cache
-def _open(url: str, access: tuple[tuple[AccessName, str], ...], limit_s: float) -> ObjectStore:
+def _open(
+    url: str, access: tuple[tuple[AccessName, str], ...], limit_s: float, patience_s: float
+) -> ObjectStore:
     from obstore.store import LocalStore, S3Store
 
     parts, given = urlsplit(url), dict[str, Any](access)
@@ -370,7 +379,7 @@ def _open(url: str, access: tuple[tuple[AccessName, str], ...], limit_s: float) 
             "read_timeout": timedelta(seconds=limit_s),
             "timeout": timedelta(days=1),
         },
-        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_LIMIT_S)},
+        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=patience_s)},
     )
 
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.location import is_loopback
-from tasks.kernel.settings import DEFAULT_PROFILE, Settings
+from tasks.kernel.settings import DEFAULT_PROFILE, Settings, state_of
 
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
 LOSSY_STORES = re.compile(r"^(dask|file)$|dask|\.file(offlinestore)?$|fileofflinestore", re.I)
@@ -179,6 +179,13 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
     except ValidationError as exc:  # its own text would show passwords
         faults = "; ".join(_described(dict(e)) for e in exc.errors(include_input=False))
         raise ConfigurationError(f"{file.name}: {faults}. Nothing was opened") from None
+    journal = state_of(home) / "audit"
+    if Path(filled["audit"]["path"]) not in (home / "audit", journal):
+        raise ConfigurationError(
+            f"{file.name}: audit.path is {filled['audit']['path']}; expected ${{FALAJ_HOME}}/audit:"
+            " an installation has one journal, of all use cases. Nothing was opened"
+        )
+    filled["audit"]["path"] = str(journal)
     return filled
 
 

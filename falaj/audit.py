@@ -1,0 +1,185 @@
+"""Commands of the journal: show it, verify it, ship its head."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import App
+from cyclopts.types import PositiveInt
+
+from falaj.context import EXIT_DATA, Context, Here, Shown, row
+from tasks.kernel.errors import ConfigurationError, DataContractError
+
+if TYPE_CHECKING:
+    from tasks.governance.journal import Journal, JournalLine
+
+app = App(name="audit")
+
+
+@app.default
+@app.command
+def show(
+    *, last: PositiveInt = 20, action: str | None = None, outcome: str | None = None, context: Here
+) -> Shown:
+    """Show the newest lines of the journal: who did what, and what was refused.
+
+    Args:
+        last: Lines shown; with --json complete, as they are stored.
+        action: Of this action only.
+        outcome: Whose outcome begins so, such as refused or failed.
+
+    Raises:
+        ConfigurationError: there is no state folder.
+
+    Examples:
+        falaj audit show --last 50
+        falaj audit show --outcome refused
+    """
+    lines = (
+        line
+        for line in _journal(context).lines()
+        if action in (None, line.content.get("action"))
+        and str(line.content.get("outcome", "")).startswith(outcome or "")
+    )
+    newest = deque(lines, last)
+    shown = [_summary(line) for line in newest] or ["nothing such was recorded"]
+    return Shown({"lines": [_as_stored(line) for line in newest]}, shown)
+
+
+@app.command
+def verify(*, accept: list[str] | None = None, context: Here) -> Shown:
+    """Verify the journal: its chain, its signed head, and the heads shipped to FALAJ_AUDIT.
+
+    Exit code 4 where it was changed, cut or forked, or is not signed by a key that is trusted.
+
+    Args:
+        accept: Name of a journal that is known to go on elsewhere, as that of a restored state.
+
+    Raises:
+        ConfigurationError: there is no state folder.
+        DataContractError: all lines are gone.
+
+    Examples:
+        falaj audit verify
+        falaj audit verify --accept 5f0c1b2a9d3e4f60
+    """
+    from tasks.governance.verification import verify as verified
+
+    journal = _journal(context)
+    found = verified(journal, accept or ())
+    if not found.num_lines:
+        _check_never_used(journal)
+    lines = [row("Journal", f"{found.journal}, {found.num_lines:,} lines, head {found.head}")]
+    if found.num_shipped is None:
+        text = "none; whoever may write the state and sign can make the whole journal anew, and"
+        lines.append(row("Shipped", f"{text} nothing here would show it (set FALAJ_AUDIT)"))
+    else:
+        text = f"{found.num_shipped:,} heads; the newest {found.num_uncovered:,} lines are in none"
+        lines.append(row("Shipped", text))
+    if not found.faults:
+        return Shown(asdict(found), [*lines, row("Complete", "nothing was changed, cut or forked")])
+    sys.stderr.write(
+        f"refused: the journal in {journal.folder} is not as it was written; act on the first "
+        "fault, the later ones may follow from it\n"
+    )
+    return Shown(asdict(found), [*lines, *map(str, found.faults)], EXIT_DATA)
+
+
+@app.command
+def ship(*, context: Here) -> Shown:
+    """Ship the newest head to FALAJ_AUDIT now, without waiting for the next act.
+
+    Raises:
+        ConfigurationError: FALAJ_AUDIT is not set.
+
+    Examples:
+        falaj audit ship
+    """
+    from tasks.governance.journal import AUDIT, shipping_location
+
+    if (location := shipping_location()) is None:
+        raise ConfigurationError(
+            f"{AUDIT} is not set; set it to a location which this user may not change, such as "
+            "s3://bucket/prefix. Nothing was shipped"
+        )
+    head = _journal(context).ship()
+    facts = {"location": location.url, "number": head.number if head else 0}
+    return Shown(facts, [row("Shipped", f"line {facts['number']:,} to {location}")])
+
+
+@app.command
+def begin(reason: str, /, *, context: Here) -> Shown:
+    """Let a restored state, whose original's heads go on, go on by itself under a new name.
+
+    Args:
+        reason: Why, for the record.
+
+    Examples:
+        falaj audit begin "restored to try the upgrade"
+    """
+    journal = _journal(context)
+    context.confirm("Let this state's journal go on by itself, beside the one it was copied from?")
+    name = journal.begin(reason)
+    return Shown({"journal": name}, [row("Journal", name)])
+
+
+def _journal(context: Context) -> Journal:
+    from tasks.governance.journal import Journal
+
+    home: Path = context.home
+    if not home.is_dir():
+        raise ConfigurationError(
+            f"there is no state folder {home}; name one with --home or FALAJ_HOME"
+        )
+    return Journal(home / "audit")
+
+
+def _check_never_used(journal: Journal) -> None:
+    """A journal without a line is complete only where nothing was done that it would hold."""
+    feast = journal.folder.parent / "feast"
+    if (feast / "applied.json").exists():
+        raise DataContractError(
+            f"the journal in {journal.folder} is gone: definitions were applied in {feast}, which "
+            "writes lines, and there is none. Look for it in the copies of the state folder; the "
+            "next act begins a new one"
+        )
+
+
+def _as_stored(line: JournalLine) -> object:
+    """What the line holds; the text of one that was spoilt."""
+    text = line.text.decode(errors="backslashreplace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _summary(line: JournalLine) -> str:
+    """One line for people: when, what, on what, how it ended, who."""
+    try:
+        return _act(line.content)
+    except (KeyError, TypeError, AttributeError, ValueError):  # it was spoilt
+        return f"{line.file} line {line.position} is no line of a journal: {line.text[:200]!r}"
+
+
+def _act(act: dict[str, Any]) -> str:
+    who = act.get("who", {})
+    name = who.get("subject") or who.get("user") or "nobody"
+    roles = f" ({', '.join(who['roles'])})" if who.get("roles") else ""
+    subject = ", ".join(
+        ", ".join(value) if isinstance(value, list) else str(value)
+        for value in act.get("subject", {}).values()
+        if value
+    )
+    window = act.get("window")
+    span = f", {window['start']} to {window['end']}" if window else ""
+    rows = f", {act['rows']:,} rows" if "rows" in act else ""
+    return (
+        f"{act['time'][:19]}Z {act['action']:<16}{act.get('outcome', ''):<10} {name}{roles}: "
+        f"{subject or act.get('project') or act.get('reason') or ''}{span}{rows}"
+    )
