@@ -28,6 +28,7 @@ from falaj.context import (
     EXIT_WRONG_INPUT,
     OPTIONS,
     Context,
+    Shown,
     set_environment,
     show,
 )
@@ -106,6 +107,15 @@ COMMANDS = {
         "completion": ("status:completion", "Print the completion of a shell."),
     },
 }
+READS = frozenset(
+    "check,status,open,trace,drift,replay,features parity,features verify,predictions counts,"
+    "models list,models show,models trace,models verify,release status,decisions,costs,audit,"
+    "audit show,audit verify,audit ship,audit begin,doctor,logs,ui,manifests,serve status,"
+    "serve settings,gateway check,gateway status,gateway settings,keys list,config show,"
+    "completion".split(",")
+)
+"""Commands that change nothing, or say in the journal what they do: of these the edge records
+refusals alone."""
 app = App(
     name="falaj",
     help="Keep a machine-learning model good.",
@@ -157,13 +167,17 @@ def launch(
     set_environment(home, project or [], "WARNING" if quiet else "DEBUG" if verbose else None)
     if not ignored:
         return show(command(*bound.args, **bound.kwargs), as_json=as_json)
+    from falaj.audit import recorded_command
     from tasks.kernel.files import temporary_files
 
     context = Context(None, tuple(project or ()), on_platform, as_json, yes)
+    words = " ".join(app.parse_commands(tokens)[0])
+    changes = words not in READS and not bound.arguments.get("dry_run")
     # The document alone is on standard output, whatever a command or a library prints.
     printed = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with temporary_files(), printed:
+    with temporary_files(), printed, recorded_command(words, context, changes=changes) as act:
         found: Any = command(*bound.args, **bound.kwargs, **dict.fromkeys(ignored, context))
+        act["code"] = found.code if isinstance(found, Shown) else found
     return show(found, as_json=as_json)
 
 

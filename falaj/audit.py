@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,18 @@ from cyclopts import App
 from cyclopts.types import PositiveInt
 
 from falaj.context import EXIT_DATA, Context, Here, Shown, row
-from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import (
+    ConfigurationError,
+    DataContractError,
+    FalajError,
+    PromotionRefusedError,
+)
 
 if TYPE_CHECKING:
     from tasks.governance.journal import Journal, JournalLine
 
+REFUSALS = (ConfigurationError, DataContractError, PromotionRefusedError)
+MOVES = "migrate"
 app = App(name="audit")
 
 
@@ -126,6 +135,53 @@ def begin(reason: str, /, *, context: Here) -> Shown:
     context.confirm("Let this state's journal go on by itself, beside the one it was copied from?")
     name = journal.begin(reason)
     return Shown({"journal": name}, [row("Journal", name)])
+
+
+@contextmanager
+def recorded_command(words: str, context: Context, *, changes: bool) -> Iterator[dict[str, Any]]:
+    """Say in the journal, where the state has one, that a command begins and how it ended.
+
+    Yields facts, to which the exit code may be added.
+
+    Args:
+        words: the command's name.
+        context: adds what it worked on.
+        changes: whether it changes anything; of others refusals and failures alone are recorded.
+    """
+    facts: dict[str, Any] = {"subject": {"command": words}}
+    if changes and (journal := _journal_of(context)):
+        journal.append("command", outcome="begun", **facts)
+    try:
+        yield facts
+    except BaseException as exc:
+        outcome = f"failed: {type(exc).__name__}"
+        if isinstance(exc, FalajError):
+            is_refusal = isinstance(exc, REFUSALS)
+            outcome = f"{'refused' if is_refusal else 'failed'}: {type(exc).__name__} {exc.code}"
+        with suppress(FalajError):  # what went wrong first is told
+            _end(context, facts, outcome)
+        raise
+    if changes and words != MOVES:  # what follows is said where the state is now
+        code = facts.pop("code", None)
+        _end(context, facts, f"exit code {code}" if code else "ok")
+
+
+def _end(context: Context, facts: dict[str, Any], outcome: str) -> None:
+    if journal := _journal_of(context):
+        facts["subject"] |= context.subject
+        journal.append("command", outcome=outcome, **facts)
+
+
+def _journal_of(context: Context) -> Journal | None:
+    """The journal of a state that has been used; a command that only fails begins none."""
+    from tasks.governance.journal import Journal
+    from tasks.kernel.settings import children
+
+    try:
+        folder = context.target.home / "audit"
+        return Journal(folder) if children(folder) else None
+    except ConfigurationError:  # there is no project and no state; or its name was wrong
+        return None
 
 
 def _journal(context: Context) -> Journal:

@@ -11,6 +11,7 @@ from prefect import get_run_logger, task
 from prefect.events import emit_event
 
 from tasks.contracts.rollout import Action
+from tasks.governance.journal import Journal, process_identity
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 from tasks.release.config import ReleaseConfig
@@ -137,7 +138,14 @@ def act_on_release(
 
 
 def emit_release_event(name: str, release: Release, reason: str, actor: str) -> None:
-    """Emit an event about a release."""
+    """Emit an event about a release, and say it in the journal."""
+    subject = {"model": release.model, "candidate": release.candidate, "stable": release.stable}
+    Journal(Settings.from_environment().home / "audit").append(
+        "release",
+        outcome=name.rpartition(".")[2],
+        subject={**subject, "step": release.current.name},
+        who={**process_identity(), "subject": actor},
+    )
     emit_event(
         name,
         resource={

@@ -259,7 +259,7 @@ def test_the_command_approves_through_the_gates_and_writes_the_audit(
     assert "version 1 is the champion, approved by Ana" in capsys.readouterr().out
     assert world.champion == 1
     trail = Journal(world.home / "audit")
-    _, line = trail.lines()
+    [line] = (line for line in trail.lines() if line.content["action"] == "answer-promotion")
     assert line.content["said"] == "approve"
     assert line.content["who"]["subject"] == "Ana"
     assert line.content["subject"] == {"model": NAME, "version": "version 1"}
