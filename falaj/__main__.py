@@ -78,8 +78,11 @@ COMMANDS = {
         "models": ("models:app", "List, show, verify, approve and withdraw model versions."),
         "release": ("release:app", "Show and steer the release of a version."),
         "decisions": ("release:decisions", "List the decisions about drift, newest first."),
-        "costs": ("costs:costs", "Show what runs took and cost, and what is ahead."),
-        "audit": ("audit:app", "Show and verify the journal: who did what, what was refused."),
+        "costs": ("records.costs:costs", "Show what runs took and cost, and what is ahead."),
+        "audit": (
+            "records.audit:app",
+            "Show and verify the journal: who did what, what was refused.",
+        ),
     },
     "Services": {
         "up": ("platform:up", "Start the platform and deploy; harmless where it runs."),
@@ -110,7 +113,7 @@ COMMANDS = {
 READS = frozenset(
     "check,status,open,trace,drift,replay,features parity,features verify,predictions counts,"
     "models list,models show,models trace,models verify,release status,decisions,costs,audit,"
-    "audit show,audit verify,audit ship,audit begin,doctor,logs,ui,manifests,serve status,"
+    "audit show,audit verify,audit begin,doctor,logs,ui,manifests,serve status,"
     "serve settings,gateway check,gateway status,gateway settings,keys list,config show,"
     "completion".split(",")
 )
@@ -167,7 +170,7 @@ def launch(
     set_environment(home, project or [], "WARNING" if quiet else "DEBUG" if verbose else None)
     if not ignored:
         return show(command(*bound.args, **bound.kwargs), as_json=as_json)
-    from falaj.audit import recorded_command
+    from falaj.records.audit import recorded_command
     from tasks.kernel.files import temporary_files
 
     context = Context(None, tuple(project or ()), on_platform, as_json, yes)

@@ -12,8 +12,8 @@ shipped to a place of their own, which `FALAJ_AUDIT` names: each is created ther
 number, once a second and at the end of a process, and none is ever written anew. Two copies of one
 journal that both go on meet there, and the second one is refused.
 
-A journal begins with a line that names the trails of use cases that were kept before there was one
-journal, and the digest of each; it is named by the beginning of its own digest.
+A journal begins with a line that names the files of the trails that use cases had before there was
+one journal, and the digest of each. The beginning of that line's own digest names the journal.
 """
 
 import atexit
@@ -24,7 +24,7 @@ import logging
 import os
 import socket
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,15 +35,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.kernel.errors import (
-    ArtifactError,
-    StorageError,
-    TransientError,
-    refused_writes_explained,
-)
-from tasks.kernel.files import private_folder
+from tasks.kernel import errors
+from tasks.kernel.files import digest_of, private_folder
 from tasks.kernel.keys.choice import key_store
-from tasks.kernel.keys.store import JOURNAL, Signature
+from tasks.kernel.keys.store import JOURNAL
 from tasks.kernel.location import Location
 from tasks.kernel.settings import USE_CASES, append, bring, children, put
 from tasks.metadata.database import held_everywhere
@@ -61,8 +56,8 @@ FLOW_RUN: ContextVar[str | None] = ContextVar("falaj_flow_run", default=None)
 """Id of the flow run on whose behalf this process works; a task sets it."""
 
 logger = logging.getLogger(__name__)
+# When this process may ship the next head, by folder; it is in here once it saw that it is alone.
 _next_ships_s: dict[Path, float] = {}
-_checked: set[Path] = set()
 
 
 @dataclass(frozen=True)
@@ -98,18 +93,15 @@ class Head(BaseModel):
     number: int
     digest: str
     time: str = ""
+    shipped: int = 0
+    """How many heads were shipped."""
     key_id: str = ""
     signature: str = ""
 
     @property
     def signed(self) -> bytes:
         """The bytes that the signature is of."""
-        return json.dumps([self.journal, self.number, self.digest, self.time]).encode()
-
-    @property
-    def signed_by(self) -> Signature:
-        """The signature and its key."""
-        return Signature(self.key_id, b64decode(self.signature))
+        return self.model_dump_json(exclude={"key_id", "signature"}).encode()
 
     @classmethod
     def of(cls, text: bytes) -> "Head | None":
@@ -172,32 +164,19 @@ class Journal:
         """
         with self._writing():
             left = self._newest_head()
-            where = {"left": left.model_dump()} if left else {"trails": self._earlier_trails()}
-            return self._add(BEGIN, {"reason": reason, **where}).journal
+            facts = {"reason": reason, "left": left.model_dump() if left else None}
+            return self._add(BEGIN, facts).journal
 
-    def ship(self) -> Head | None:
-        """Ship the newest head now, wherever `FALAJ_AUDIT` says; None where there is none.
+    def ship(self) -> None:
+        """Ship the newest head, as each process does when it ends; what fails is logged."""
+        if (location := shipping_location()) and self.folder.is_dir():
+            with self._writing():
+                if head := read_head(self.folder):
+                    self._put(self._shipped(location, head))
 
-        Raises:
-            TransientError, StorageError: the location does not answer, or refuses.
-            ArtifactError: see `append`.
-        """
-        if (location := shipping_location()) is None:
-            return None
-        with self._writing():
-            if head := read_head(self.folder):
-                self._look(location, head)
-                self._ship(location, head)
-                self._look(location, head)
-            return head
-
-    def lines(self, kind: str = "journal") -> Iterator[JournalLine]:
-        """All lines, oldest first.
-
-        Args:
-            kind: beginning of the names of its files.
-        """
-        for file in self._files(kind):
+    def lines(self) -> Iterator[JournalLine]:
+        """All lines, oldest first."""
+        for file in self._files():
             with file.open("rb") as lines:
                 for position, line in enumerate(lines, start=1):
                     yield JournalLine(file.name, position, line.removesuffix(b"\n"))
@@ -215,7 +194,7 @@ class Journal:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the journal; also finds out that it cannot be written, before anything is done."""
-        with refused_writes_explained(self.folder):
+        with errors.refused_writes_explained(self.folder):
             private_folder(self.folder)
         with held_everywhere(self.folder / "lock"):
             bring(self.folder)
@@ -225,32 +204,41 @@ class Journal:
         """Sign, write and ship one line; what is signed but not written is nothing."""
         before = self._newest_head()
         if before is None and action != BEGIN:
-            before = self._add(BEGIN, {"trails": self._earlier_trails()})
+            before = self._add(BEGIN, {})
+        if before is None:
+            facts = {**facts, "trails": self._earlier_trails()}
+            before = Head(journal="", number=0, digest=BEGINNING)
         now = datetime.now(UTC)
-        moment = now.isoformat(timespec="microseconds")
+        moment, number = now.isoformat(timespec="microseconds"), before.number + 1
         line = {
             "time": moment,
             "action": action,
             **{name: fact for name, fact in facts.items() if fact is not None},
             "who": facts.get("who") or process_identity(),
-            "number": before.number + 1 if before else 1,
-            "previous": before.digest if before else BEGINNING,
+            "number": number,
+            "previous": before.digest,
         }
         text = json.dumps(line, default=str, separators=(",", ":"))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        name = before.journal if before else ""
-        name = name_of(name, digest) if action == BEGIN else name
-        head = self._signed(Head(journal=name, number=line["number"], digest=digest, time=moment))
-        newest = max([f"journal-{now:%Y-%m}.jsonl", *(f.name for f in self._files()[-1:])])
+        name = name_of(before.journal, digest) if action == BEGIN else before.journal
+        seen = {"journal": name, "number": number, "digest": digest, "time": moment}
+        head = self._signed(before, seen)
+        newest = max([f"journal-{now:%Y-%m}.jsonl", *(file.name for file in self._files()[-1:])])
         append(self.folder / newest, [text], mode=FILE_MODE)
-        put(self.folder / "head.json", head.model_dump_json())
-        self._ship_in_time(head)
+        location = shipping_location()
+        if location and time.monotonic() >= _next_ships_s.get(self.folder, 0):
+            head = self._shipped(location, head)
+        self._put(head)
         return head
 
-    def _signed(self, head: Head) -> Head:
+    def _signed(self, head: Head, update: dict[str, Any]) -> Head:
+        head = head.model_copy(update=update)
         by = self.keys.sign(JOURNAL, head.signed)
         signature = b64encode(by.der).decode()
         return head.model_copy(update={"key_id": by.key_id, "signature": signature})
+
+    def _put(self, head: Head) -> None:
+        put(self.folder / "head.json", head.model_dump_json())
 
     def _newest_head(self) -> Head | None:
         """What the next line follows: the newest line, where the head vouches for it.
@@ -260,125 +248,78 @@ class Journal:
         make the chain whole again. None before the first line.
         """
         head, last = read_head(self.folder), self._newest_line()
-        content = last.content if last else {}
-        digest, begins = (last.digest if last else ""), content.get("action") == BEGIN
-        if head is None:
-            if not isinstance(number := content.get("number"), int):
-                return None
-            if begins and number == 1:
-                return Head(journal=name_of("", digest), number=1, digest=digest)
-            name = ""
-            for line in self.lines():
-                name = name_of(name, line.digest) if line.content.get("action") == BEGIN else name
-            return Head(journal=name, number=number, digest=BEGINNING)
-        if (content.get("previous"), content.get("number")) != (head.digest, head.number + 1):
+        number = last.content.get("number") if last else None
+        if last is None or not isinstance(number, int):
             return head
-        name = name_of(head.journal, digest) if begins else head.journal
-        return Head(journal=name, number=head.number + 1, digest=digest)
+        if head is None:
+            name = name_of("", next(self.lines()).digest)
+            digest = last.digest if number == 1 else BEGINNING
+            return Head(journal=name, number=number, digest=digest)
+        if (last.content.get("previous"), number) != (head.digest, head.number + 1):
+            return head
+        begins = last.content.get("action") == BEGIN
+        name = name_of(head.journal, last.digest) if begins else head.journal
+        seen = {"journal": name, "number": number, "digest": last.digest}
+        return head.model_copy(update=seen)
 
-    def _newest_line(self, kind: str = "journal") -> JournalLine | None:
-        for file in reversed(self._files(kind)):
-            if found := _last_line(file):
-                return JournalLine(file.name, 0, found)
-        return None
+    def _newest_line(self) -> JournalLine | None:
+        found = ((file, _last_line(file)) for file in reversed(self._files()))
+        return next((JournalLine(file.name, 0, line) for file, line in found if line), None)
 
-    def _files(self, kind: str = "journal") -> list[Path]:
-        return sorted(self.folder.glob(f"{kind}-*.jsonl"))
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("journal-*.jsonl"))
 
     def _earlier_trails(self) -> dict[str, str]:
-        """Digest of the newest line of each trail of before, by its folder in the state."""
-        found = {}
-        for folder in earlier_folders(self.folder.parent):
-            if last := Journal(bring(folder))._newest_line("features"):
-                head = _content(folder / "head.json").get("digest")
-                is_newest = head in (last.digest, last.content.get("previous"))
-                digest = last.digest if is_newest else str(head or BEGINNING)
-                found[folder.relative_to(self.folder.parent).as_posix()] = digest
-        return found
+        """Digests of the files that use cases wrote before there was one journal."""
+        home = self.folder.parent
+        folders = [self.folder, *(bring(c / "audit") for c in children(home / USE_CASES))]
+        files = [file for each in folders for file in sorted(each.glob("features-*.jsonl"))]
+        return {file.relative_to(home).as_posix(): digest_of(file) for file in files}
 
     def _check_alone(self) -> None:
-        """Refuse where a copy went on elsewhere; asked once a process, and where it showed."""
-        head = read_head(self.folder)
-        waits = time.monotonic() < _next_ships_s.get(self.folder, 0)
-        if self.folder in _checked or head is None or waits:
-            return
-        if location := shipping_location():
-            try:
-                self._look(location, head)
-            except (TransientError, StorageError) as exc:
-                self._wait(exc)
-
-    def _ship_in_time(self, head: Head) -> None:
-        """Ship a head, if none was shipped just now; nothing that happens there stops the act."""
-        if (location := shipping_location()) is None:
-            return
-        if self.folder not in _next_ships_s:
-            atexit.register(self._ship_last)
-        if time.monotonic() < _next_ships_s.setdefault(self.folder, 0):
-            return
-        try:
-            self._ship(location, head)
-            _next_ships_s[self.folder] = time.monotonic() + SHIP_EVERY_S
-        except (TransientError, StorageError) as exc:
-            self._wait(exc)
-
-    def _ship_last(self) -> None:
-        try:
-            self.ship()
-        except (TransientError, StorageError, ArtifactError) as exc:
-            logger.warning("%s", exc)
-
-    def _wait(self, exc: Exception) -> None:
-        _next_ships_s[self.folder] = time.monotonic() + SHIP_AGAIN_AFTER_S
-        logger.warning("no head of the journal was shipped, the act goes on: %s", exc)
-
-    def _ship(self, location: Location, head: Head) -> None:
-        """Create a head under the next number; where that is taken, the next act asks why."""
-        number, line = self._shipped(location, head)
-        if line == head.number:
-            return
-        name = shipped_name(head.journal, number + 1)
-        if location.create(name, head.model_dump_json().encode()):
-            self._note_shipped(location, head, number + 1)
-            return
-        _checked.discard(self.folder)
-        logger.warning("%s/%s is there already; the next act finds out why", location, name)
-
-    def _look(self, location: Location, head: Head) -> None:
-        """See that what is shipped beyond what we know of is ours.
+        """See, once a process, that what is shipped beyond what the head says is ours.
 
         A process that was killed after it shipped a head left it unnoted.
 
         Raises:
-            ArtifactError: it is not.
+            ArtifactError: a copy went on elsewhere.
         """
-        while True:
-            number = self._shipped(location, head)[0] + 1
-            text = location.read(name := shipped_name(head.journal, number))
-            if text is None:
-                _checked.add(self.folder)
-                return
-            there = Head.of(text)
-            if there is None or there.digest not in (line.digest for line in self.lines()):
-                raise ArtifactError(
-                    f"the journal in {self.folder} ends at line {head.number}, and {location}/"
-                    f"{name} names line {there.number if there else 0} of the same journal, which "
-                    "is not in it: a copy of this state went on elsewhere, or lines were removed "
-                    "here. Nothing was done. If this is a restored state that is to go on by "
-                    "itself, run `falaj audit begin`; `falaj audit verify` says what differs"
-                )
-            self._note_shipped(location, there, number)
+        if (location := shipping_location()) is None or self.folder in _next_ships_s:
+            return
+        head = read_head(self.folder)
+        try:
+            while head and (text := location.read(_next_name(head))):
+                there = Head.of(text)
+                if there is None or there.digest not in (line.digest for line in self.lines()):
+                    raise errors.ArtifactError(
+                        f"the journal in {self.folder} ends at line {head.number}, and {location}/"
+                        f"{_next_name(head)} names a line that is not in it: a copy of this state "
+                        "went on elsewhere, or lines were removed here. Nothing was done. Run "
+                        "`falaj audit verify`; if this is a restored state that is to go on by "
+                        "itself, `falaj audit begin`"
+                    )
+                self._put(head := self._signed(head, {"shipped": head.shipped + 1}))
+            _next_ships_s[self.folder] = 0
+        except (errors.TransientError, errors.StorageError) as exc:
+            self._wait(exc)
+        atexit.register(self.ship)
 
-    def _shipped(self, location: Location, head: Head) -> tuple[int, int]:
-        """Number of the newest head that was shipped there, and of its line."""
-        noted = _content(self.folder / "shipped.json")
-        if (noted.get("location"), noted.get("journal")) != (location.url, head.journal):
-            return 0, 0
-        return int(noted["number"]), int(noted["line"])
+    def _shipped(self, location: Location, head: Head) -> Head:
+        """The head, created under the next number; as it was where nothing was shipped."""
+        new = self._signed(head, {"shipped": head.shipped + 1})
+        try:
+            if location.create(_next_name(head), new.model_dump_json().encode()):
+                _next_ships_s[self.folder] = time.monotonic() + SHIP_EVERY_S
+                return new
+            logger.warning("%s/%s is taken; the next act asks why", location, _next_name(head))
+            _next_ships_s.pop(self.folder, None)
+        except (errors.TransientError, errors.StorageError) as exc:
+            self._wait(exc)
+        return head
 
-    def _note_shipped(self, location: Location, head: Head, number: int) -> None:
-        noted = {"location": location.url, "journal": head.journal, "number": number}
-        put(self.folder / "shipped.json", json.dumps({**noted, "line": head.number}))
+    def _wait(self, exc: Exception) -> None:
+        _next_ships_s[self.folder] = time.monotonic() + SHIP_AGAIN_AFTER_S
+        logger.warning("no head of the journal was shipped, the act goes on: %s", exc)
 
 
 def shipping_location() -> Location | None:
@@ -391,19 +332,9 @@ def shipping_location() -> Location | None:
     return Location.of(url, AUDIT, SHIP_WITHIN_S) if url else None
 
 
-def shipped_name(journal: str, number: int) -> str:
-    """Name of the object that holds a shipped head."""
-    return f"heads/{journal}/{number:012d}"
-
-
 def name_of(before: str, digest: str) -> str:
     """Name of a journal that begins with a line of this digest."""
     return f"{before}.{digest[:ID_LENGTH]}".lstrip(".")
-
-
-def earlier_folders(home: Path) -> list[Path]:
-    """Where trails were before there was one journal."""
-    return [home / "audit", *(each / "audit" for each in children(home / USE_CASES))]
 
 
 def process_identity() -> dict[str, Any]:
@@ -432,18 +363,17 @@ def on_behalf_of(flow_run: str | None) -> Iterator[None]:
 
 def read_head(folder: Path) -> Head | None:
     """The head of a journal; None where it is missing or spoilt, or of a trail of before."""
-    try:
-        return Head.of((folder / "head.json").read_bytes())
-    except OSError:
-        return None
+    file = folder / "head.json"
+    return Head.of(file.read_bytes()) if file.is_file() else None
 
 
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def shipped_name(journal: str, number: int) -> str:
+    """Name of the object that holds a shipped head."""
+    return f"heads/{journal}/{number:012d}"
+
+
+def _next_name(head: Head) -> str:
+    return shipped_name(head.journal, head.shipped + 1)
 
 
 def _last_line(file: Path) -> bytes:

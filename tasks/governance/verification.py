@@ -1,33 +1,25 @@
-"""Whether a journal is whole: its lines, its signed head, earlier trails, and shipped heads.
+"""Whether a journal is whole: its lines, its signed head, trails of before, and shipped heads.
 
 The chain shows what was changed by somebody who did not, or could not, make all later lines anew.
 Shipped heads show the rest: the owner of the state and of its key cannot take them back.
 """
 
+from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from tasks.governance.journal import (
-    BEGIN,
-    BEGINNING,
-    Head,
-    Journal,
-    JournalLine,
-    earlier_folders,
-    name_of,
-    read_head,
-    shipped_name,
-    shipping_location,
-)
+from tasks.governance import journal as written
+from tasks.governance.journal import BEGIN, BEGINNING, Head, Journal, JournalLine, shipped_name
 from tasks.kernel.errors import SignatureError
-from tasks.kernel.keys.store import JOURNAL, check_signature
+from tasks.kernel.files import digest_of
+from tasks.kernel.keys.store import JOURNAL, Signature, check_signature
 from tasks.kernel.location import Location
 from tasks.kernel.settings import bring
 
+Kind = Literal["changed", "cut", "forked", "unsigned"]
 Trusted = Mapping[str, bytes]
 READERS = 16
 
@@ -36,7 +28,7 @@ READERS = 16
 class Fault:
     """What is wrong, and where."""
 
-    kind: Literal["changed", "cut", "forked", "unsigned"]
+    kind: Kind
     where: str
     """File and line, or the name of a shipped head."""
     text: str
@@ -59,46 +51,35 @@ class JournalResult:
     """Newest lines that no shipped head covers."""
 
 
-@dataclass
 class _Chain:
-    """Lines that were followed."""
+    """Lines that were followed, and what is wrong with them."""
 
-    number: int = 0
-    digest: str = BEGINNING
-    where: str = "its beginning"
-    known: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Digest and place by number."""
-    journals: dict[str, int] = field(default_factory=dict)
-    """Names that the journal had, and the number of the first line of each."""
-    trails: dict[str, str] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.number, self.faults = 0, list[Fault]()
+        # Digest and place by number; names that the journal had, and where each begins.
+        self.known = {0: (BEGINNING, "its beginning")}
+        self.journals, self.trails = {"": 0}, dict[str, str]()
 
     def add(self, line: JournalLine) -> None:
         content, where = line.content, f"{line.file} line {line.position}"
-        previous, number = content.get("previous"), content.get("number", self.number + 1)
-        if previous is None or not isinstance(number, int):
+        number: Any = content.get("number")
+        if not isinstance(number, int):
             self.faults.append(Fault("changed", where, "is cut off or is no line of a journal"))
             return
-        if (previous, number) != (self.digest, self.number + 1):
-            self.faults.append(self._not_following(where, previous == self.digest, number))
-        self.number, self.digest, self.where = number, line.digest, where
-        self.known[number] = line.digest, where
+        digest, before = self.known[self.number]
+        if (content.get("previous"), number) != (digest, self.number + 1):
+            text = f"is number {number} and does not follow {before}, number {self.number}"
+            later: Kind = "cut" if number > self.number + 1 else "changed"
+            self.faults.append(Fault("forked" if number <= self.number else later, where, text))
+        self.number, self.known[number] = number, (line.digest, where)
         if content.get("action") == BEGIN:
-            self.journals[name_of(self.journal, line.digest)] = number
+            self.journals[written.name_of(self.journal, line.digest)] = number
             self.trails |= content.get("trails") or {}
 
     @property
     def journal(self) -> str:
         """The name it has now."""
-        return next(reversed(self.journals), "")
-
-    def _not_following(self, where: str, names_it: bool, number: int) -> Fault:
-        if names_it or number == self.number + 1:
-            return Fault("changed", where, f"does not follow {self.where}: one of them was changed")
-        if number > self.number:
-            lost = f"{self.number + 1} to {number - 1}"
-            return Fault("cut", where, f"follows {self.where}, but is number {number}: {lost} lack")
-        return Fault("forked", where, f"is number {number}, after number {self.number}")
+        return next(reversed(self.journals))
 
 
 def verify(journal: Journal, accepted: Collection[str] = ()) -> JournalResult:
@@ -113,71 +94,59 @@ def verify(journal: Journal, accepted: Collection[str] = ()) -> JournalResult:
     Raises:
         TransientError, StorageError: the location of shipped heads does not answer, or refuses.
     """
-    location, chain = shipping_location(), _Chain()
+    location, chain = written.shipping_location(), _Chain()
     # First, as what is shipped meanwhile is of lines that were not read.
     shipped = _shipped(location) if location else {}
     with journal.reading():
         for line in journal.lines():
             chain.add(line)
-        head = read_head(journal.folder)
-        trusted = journal.keys.public_keys(JOURNAL)
-        faults = [*chain.faults, *_head_faults(trusted, chain, head)]
-        faults += _earlier_faults(journal.folder.parent, chain.trails)
-    covered = 0
+        head = written.read_head(journal.folder)
+    trusted = journal.keys.public_keys(JOURNAL)
+    faults = [*chain.faults, *_head_faults(trusted, chain, head)]
+    for name, digest in chain.trails.items():
+        file = bring(journal.folder.parent / name)
+        if not file.is_file() or digest_of(file) != digest:
+            faults.append(Fault("changed", name, "is a trail of before, not as it was taken over"))
     for name, heads in shipped.items():
         faults += _shipped_faults(trusted, chain, name, heads, accepted)
-        ours = [h.number for h in heads.values() if h and name in chain.journals]
-        covered = max([covered, *ours])
-    uncovered = max(0, chain.number - covered)
-    found = sum(map(len, shipped.values())) if location else None
-    num_lines = len(chain.known)
-    return JournalResult(chain.journal, num_lines, chain.digest, tuple(faults), found, uncovered)
+    of_ours = [heads.values() for name, heads in shipped.items() if name in chain.journals]
+    covered = max((head.number for heads in of_ours for head in heads if head), default=0)
+    num_shipped = sum(map(len, shipped.values())) if location else None
+    digest, num_lines = chain.known[chain.number][0], len(chain.known) - 1
+    left = max(0, chain.number - covered)
+    return JournalResult(chain.journal, num_lines, digest, tuple(faults), num_shipped, left)
 
 
 def _head_faults(trusted: Trusted, chain: _Chain, head: Head | None) -> Iterator[Fault]:
-    if head is None:
-        if chain.number > 1:
-            yield Fault("unsigned", "head.json", "is missing or spoilt: nothing vouches for lines")
-        return
-    yield from _signature_fault(trusted, head, "head.json")
-    digest, where = chain.known.get(head.number, ("", ""))
-    if head.number > chain.number:
-        yield Fault("cut", chain.where, f"is the last line; head.json names line {head.number}")
-    elif digest != head.digest:
-        yield Fault("changed", where, "is not the line that head.json names")
-    elif head.number < chain.number - 1:
-        yield Fault(
-            "unsigned", chain.where, f"and others follow line {head.number}, the signed one"
-        )
+    where = chain.known[chain.number][1]
+    if head is not None:
+        yield from _against(trusted, chain, head, "head.json")
+        if head.number < chain.number - 1:
+            yield Fault("unsigned", where, f"is behind line {head.number}, the one that was signed")
+    elif chain.number > 1:
+        yield Fault("unsigned", "head.json", "is missing or spoilt, and vouches for no line")
 
 
-def _signature_fault(trusted: Trusted, head: Head, where: str) -> Iterator[Fault]:
+def _against(trusted: Trusted, chain: _Chain, head: Head, name: str) -> Iterator[Fault]:
+    """What a head says against the chain."""
     try:
-        check_signature(trusted, head.signed, head.signed_by, where)
+        signature = Signature(head.key_id, b64decode(head.signature))
+        check_signature(trusted, head.signed, signature, name)
     except (SignatureError, ValueError) as exc:
-        yield Fault("unsigned", where, str(exc))
-
-
-def _earlier_faults(home: Path, trails: dict[str, str]) -> Iterator[Fault]:
-    """Trails of before the journal end with the lines that it names."""
-    for folder in earlier_folders(home):
-        name, chain = folder.relative_to(home).as_posix(), _Chain()
-        for line in Journal(bring(folder)).lines("features"):
-            chain.add(line)
-        for fault in chain.faults:
-            yield Fault(fault.kind, f"{name}/{fault.where}", fault.text)
-        if chain.digest != trails.get(name, BEGINNING):
-            text = "is the last line of a trail of before, which the journal names otherwise"
-            yield Fault("changed" if name in trails else "forked", f"{name}: {chain.where}", text)
+        yield Fault("unsigned", name, str(exc))
+    digest, where = chain.known.get(head.number, ("", chain.known[chain.number][1]))
+    if digest != head.digest:
+        text = f"or a line before it is not what {name} of {head.time[:19]}Z, line {head.number}, "
+        yield Fault("cut" if head.number > chain.number else "changed", where, f"{text}vouches for")
 
 
 def _shipped(location: Location) -> dict[str, dict[int, Head | None]]:
     """Shipped heads by the journal's name and their own number; None where one is spoilt."""
     found: dict[str, dict[int, Head | None]] = defaultdict(dict)
-    names = [n for n in sorted(location.entries("heads")) if n.rpartition("/")[2].isdecimal()]
+    names = [name for name in location.entries("heads") if name.rpartition("/")[2].isdecimal()]
     with ThreadPoolExecutor(READERS) as pool:
         for name, text in zip(names, pool.map(location.read, names), strict=True):
-            _, journal, number = name.split("/")
+            _, journal, number = name.rsplit("/", 2)
             found[journal][int(number)] = Head.of(text or b"")
     return found
 
@@ -189,34 +158,25 @@ def _shipped_faults(
     heads: dict[int, Head | None],
     accepted: Collection[str],
 ) -> Iterator[Fault]:
-    """What the shipped heads of one journal say against the chain; the first of each kind."""
+    """What the shipped heads of one journal say against the chain, up to the first that differs."""
     if name not in chain.journals:
-        if not name.startswith(tuple(f"{known}." for known in chain.journals)):
-            text = "is not in this chain: that was rewritten from its first line, or another state "
-            yield Fault("forked", f"heads/{name}", f"{text}ships to the same place")
+        if name.partition(".")[0] not in chain.journals:  # else it is that of a copy
+            text = "is not in this chain: it was rewritten from its first line, or another state"
+            yield Fault("forked", f"heads/{name}", f"{text} ships to the same place")
         return
-    lacking = sorted({*range(1, max(heads) + 1)} - {*heads})
-    if lacking:
-        yield Fault("cut", shipped_name(name, lacking[0]), "lacks, and later heads are there")
-    starts = [*chain.journals.values()]
-    later = [start for start in starts if start > chain.journals[name]]
-    ends = later[0] if later else None
+    if lacking := {*range(min(heads), max(heads))} - {*heads}:
+        yield Fault("cut", shipped_name(name, min(lacking)), "lacks, and later ones are there")
+    ends = min((n for n in chain.journals.values() if n > chain.journals[name]), default=None)
     for number, head in sorted(heads.items()):
         where = shipped_name(name, number)
         if head is None or head.journal != name:
             yield Fault("unsigned", where, "is no head of this journal")
-            continue
-        yield from _signature_fault(trusted, head, where)
-        seen = f"{where}, which was shipped at {head.time[:19]}Z and names line {head.number}"
-        digest, place = chain.known.get(head.number, ("", chain.where))
-        if ends and head.number >= ends:
-            if name not in accepted:
-                text = f"begins anew after line {ends - 1}; the journal goes on elsewhere: {seen}"
-                yield Fault("forked", chain.known[ends][1], text)
+        elif ends and head.number >= ends:
+            text = f"begins anew, and {where} of {head.time[:19]}Z says that {name} goes on without"
+            yield from [Fault("forked", chain.known[ends][1], text)] * (name not in accepted)
             return
-        if head.number > chain.number:
-            yield Fault("cut", place, f"is the last line, against {seen}")
-            return
-        if digest != head.digest:
-            yield Fault("changed", place, f"or one before it was changed, against {seen}")
-            return
+        else:
+            found = [*_against(trusted, chain, head, where)]
+            yield from found
+            if any(fault.where != where for fault in found):
+                return

@@ -181,9 +181,9 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{file.name}: {faults}. Nothing was opened") from None
     journal = state_of(home) / "audit"
     if Path(filled["audit"]["path"]) not in (home / "audit", journal):
+        seen = f"{file.name}: audit.path is {filled['audit']['path']}, expected"
         raise ConfigurationError(
-            f"{file.name}: audit.path is {filled['audit']['path']}; expected ${{FALAJ_HOME}}/audit:"
-            " an installation has one journal, of all use cases. Nothing was opened"
+            f"{seen} ${{FALAJ_HOME}}/audit, the one journal. Nothing was opened"
         )
     filled["audit"]["path"] = str(journal)
     return filled

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.governance import journal as audit
-from tasks.governance.journal import AUDIT, BEGIN, Head, Journal, name_of, shipped_name
+from tasks.governance.journal import AUDIT, BEGIN, Head, Journal, name_of, read_head, shipped_name
 from tasks.governance.verification import Fault, verify
 from tasks.kernel.errors import ArtifactError, FalajError
 from tasks.kernel.keys.files import FileKeys
@@ -66,7 +66,8 @@ def forge(journal: Journal, lines: list[Content], keys: FileKeys | None = None) 
     file.write_text("".join(f"{text}\n" for text in texts))
     signing = Journal(journal.folder)
     signing.keys = keys or journal.keys
-    head = signing._signed(Head(journal=name, number=len(lines), digest=digest, time="2026"))
+    seen = {"journal": name, "number": len(lines), "digest": digest}
+    head = signing._signed(read_head(journal.folder) or Head(**seen), seen)
     (journal.folder / "head.json").write_text(head.model_dump_json())
     return head
 
@@ -127,8 +128,6 @@ def test_of_two_copies_that_go_on_the_second_is_refused_until_it_has_a_name_of_i
     with pytest.raises(ArtifactError, match="falaj audit begin"), copy.recorded("push"):
         done.append("push")
     assert (done, len(contents(copy))) == ([], 3)
-    with pytest.raises(ArtifactError):
-        copy.ship()
     name = copy.begin("restored")
     act(copy, 2)
     assert verify(journal).faults == ()
@@ -137,13 +136,12 @@ def test_of_two_copies_that_go_on_the_second_is_refused_until_it_has_a_name_of_i
     assert verify(copy, [name.partition(".")[0]]).faults == ()
 
 
-def test_a_copy_is_refused_after_its_first_acts_were_shipped_late(
-    place: Location, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_original_is_refused_where_its_copy_was_the_first_to_go_on(
+    place: Location, journal: Journal, tmp_path: Path
 ) -> None:
     act(journal, 2)
     copy = Journal(shutil.copytree(tmp_path / "home", tmp_path / "copy") / "audit")
     act(copy)  # it is the first to go on, so the original is the one that is refused
-    monkeypatch.setattr(audit, "_checked", {journal.folder})
     act(journal)
     with pytest.raises(ArtifactError):
         act(journal)
@@ -171,8 +169,11 @@ def test_a_process_killed_after_it_shipped_a_head_is_no_fork(
     place: Location, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act(journal, 3)
-    (journal.folder / "shipped.json").unlink()
-    monkeypatch.setattr(audit, "_checked", set())
+    head = read_head(journal.folder)
+    assert head is not None
+    unnoted = journal._signed(head, {"shipped": head.shipped - 2})
+    (journal.folder / "head.json").write_text(unnoted.model_dump_json())
+    monkeypatch.setattr(audit, "_next_ships_s", {})
     act(journal)
     assert (verify(journal).faults, verify(journal).num_shipped) == ((), 5)
 
@@ -196,11 +197,12 @@ def test_processes_at_once_ship_one_row_of_heads(place: Location, journal: Journ
     writers = [python("-c", APPEND, str(journal.folder)) for _ in range(3)]
     assert [writer.wait(120) for writer in writers] == [0, 0, 0]
     found = verify(journal)
-    assert (found.faults, found.num_lines, found.num_shipped) == ((), 61, 61)
+    assert (found.faults, found.num_lines) == ((), 61)
+    assert found.num_shipped in range(61, 65)  # each ships once more when it ends
 
 
 def test_a_process_ships_once_a_second_and_when_it_ends(place: Location, journal: Journal) -> None:
     code = APPEND.replace("SHIP_EVERY_S = 0", "SHIP_EVERY_S = 3600")
     assert python("-c", code, str(journal.folder)).wait(120) == 0
-    assert len(place.entries("heads")) == 2
+    assert 2 <= len(place.entries("heads")) <= 3
     assert verify(journal).num_uncovered == 0

@@ -209,11 +209,10 @@ def test_trails_of_before_stay_readable_and_what_is_done_to_them_later_is_found(
     own = earlier_trail(home / "use_cases" / "traffic" / "audit", 2)
     with_lines(trail, 2)
     assert (verify(trail).num_lines, verify(trail).faults) == (3, ())
-    assert [line.content["rows"] for line in trail.lines("features")] == [0, 1, 2]
     lines = own.read_text().splitlines(keepends=True)
     own.write_text(lines[0])
     shared.write_text(shared.read_text().replace('"rows": 0', '"rows": 9'))
     assert kinds(trail) == [
-        ("changed", "audit/features-2026-01.jsonl line 2"),
-        ("changed", "use_cases/traffic/audit: features-2026-01.jsonl line 1"),
+        ("changed", "audit/features-2026-01.jsonl"),
+        ("changed", "use_cases/traffic/audit/features-2026-01.jsonl"),
     ]

@@ -1,4 +1,4 @@
-"""Commands of the journal: show it, verify it, ship its head."""
+"""Commands of the journal: show it, verify it; and what each command says there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
@@ -53,7 +52,7 @@ def show(
         line
         for line in _journal(context).lines()
         if action in (None, line.content.get("action"))
-        and str(line.content.get("outcome", "")).startswith(outcome or "")
+        and str(line.content.get("outcome")).startswith(outcome or "")
     )
     newest = deque(lines, last)
     shown = [_summary(line) for line in newest] or ["nothing such was recorded"]
@@ -83,42 +82,21 @@ def verify(*, accept: list[str] | None = None, context: Here) -> Shown:
     found = verified(journal, accept or ())
     if not found.num_lines:
         _check_never_used(journal)
-    lines = [row("Journal", f"{found.journal}, {found.num_lines:,} lines, head {found.head}")]
+    shipped = f"{found.num_shipped} heads; the newest {found.num_uncovered} lines are in none"
     if found.num_shipped is None:
-        text = "none; whoever may write the state and sign can make the whole journal anew, and"
-        lines.append(row("Shipped", f"{text} nothing here would show it (set FALAJ_AUDIT)"))
-    else:
-        text = f"{found.num_shipped:,} heads; the newest {found.num_uncovered:,} lines are in none"
-        lines.append(row("Shipped", text))
-    if not found.faults:
-        return Shown(asdict(found), [*lines, row("Complete", "nothing was changed, cut or forked")])
-    sys.stderr.write(
-        f"refused: the journal in {journal.folder} is not as it was written; act on the first "
-        "fault, the later ones may follow from it\n"
-    )
-    return Shown(asdict(found), [*lines, *map(str, found.faults)], EXIT_DATA)
-
-
-@app.command
-def ship(*, context: Here) -> Shown:
-    """Ship the newest head to FALAJ_AUDIT now, without waiting for the next act.
-
-    Raises:
-        ConfigurationError: FALAJ_AUDIT is not set.
-
-    Examples:
-        falaj audit ship
-    """
-    from tasks.governance.journal import AUDIT, shipping_location
-
-    if (location := shipping_location()) is None:
-        raise ConfigurationError(
-            f"{AUDIT} is not set; set it to a location which this user may not change, such as "
-            "s3://bucket/prefix. Nothing was shipped"
+        shipped = (
+            "none (FALAJ_AUDIT is not set): a journal that was made anew and signed, by whoever "
         )
-    head = _journal(context).ship()
-    facts = {"location": location.url, "number": head.number if head else 0}
-    return Shown(facts, [row("Shipped", f"line {facts['number']:,} to {location}")])
+        shipped += "may write the state and sign, would look whole"
+    complete = row("Complete", "nothing was changed, cut or forked")
+    lines = [
+        row("Journal", f"{found.journal}, {found.num_lines:,} lines, head {found.head}"),
+        row("Shipped", shipped),
+        *(map(str, found.faults) if found.faults else [complete]),
+    ]
+    if found.faults:
+        sys.stderr.write(f"refused: {journal.folder} is not as it was written; see the faults\n")
+    return Shown(asdict(found), lines, EXIT_DATA if found.faults else 0)
 
 
 @app.command
@@ -149,27 +127,24 @@ def recorded_command(words: str, context: Context, *, changes: bool) -> Iterator
         changes: whether it changes anything; of others refusals and failures alone are recorded.
     """
     facts: dict[str, Any] = {"subject": {"command": words}}
-    if changes and (journal := _journal_of(context)):
-        journal.append("command", outcome="begun", **facts)
+
+    def say(outcome: str) -> None:
+        if journal := _journal_of(context):
+            facts["subject"] |= context.subject
+            journal.append("command", outcome=outcome, **facts)
+
+    if changes:
+        say("begun")
     try:
         yield facts
     except BaseException as exc:
-        outcome = f"failed: {type(exc).__name__}"
-        if isinstance(exc, FalajError):
-            is_refusal = isinstance(exc, REFUSALS)
-            outcome = f"{'refused' if is_refusal else 'failed'}: {type(exc).__name__} {exc.code}"
+        kind = "refused" if isinstance(exc, REFUSALS) else "failed"
         with suppress(FalajError):  # what went wrong first is told
-            _end(context, facts, outcome)
+            say(f"{kind}: {type(exc).__name__} {getattr(exc, 'code', '')}".strip())
         raise
     if changes and words != MOVES:  # what follows is said where the state is now
         code = facts.pop("code", None)
-        _end(context, facts, f"exit code {code}" if code else "ok")
-
-
-def _end(context: Context, facts: dict[str, Any], outcome: str) -> None:
-    if journal := _journal_of(context):
-        facts["subject"] |= context.subject
-        journal.append("command", outcome=outcome, **facts)
+        say(f"exit code {code}" if code else "ok")
 
 
 def _journal_of(context: Context) -> Journal | None:
@@ -187,22 +162,18 @@ def _journal_of(context: Context) -> Journal | None:
 def _journal(context: Context) -> Journal:
     from tasks.governance.journal import Journal
 
-    home: Path = context.home
-    if not home.is_dir():
-        raise ConfigurationError(
-            f"there is no state folder {home}; name one with --home or FALAJ_HOME"
-        )
-    return Journal(home / "audit")
+    if context.home.is_dir():
+        return Journal(context.home / "audit")
+    seen = f"there is no state folder {context.home}"
+    raise ConfigurationError(f"{seen}; name one with --home or FALAJ_HOME")
 
 
 def _check_never_used(journal: Journal) -> None:
     """A journal without a line is complete only where nothing was done that it would hold."""
-    feast = journal.folder.parent / "feast"
-    if (feast / "applied.json").exists():
+    if (journal.folder.parent / "feast" / "applied.json").exists():
         raise DataContractError(
-            f"the journal in {journal.folder} is gone: definitions were applied in {feast}, which "
-            "writes lines, and there is none. Look for it in the copies of the state folder; the "
-            "next act begins a new one"
+            f"the journal in {journal.folder} is gone: definitions were applied, which writes "
+            "lines. Look for it in copies of the state folder; the next act begins a new one"
         )
 
 
