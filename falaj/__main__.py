@@ -111,14 +111,11 @@ COMMANDS = {
     },
 }
 READS = frozenset(
-    "check,status,open,trace,drift,replay,features parity,features verify,predictions counts,"
-    "models list,models show,models trace,models verify,release status,decisions,costs,audit,"
-    "audit show,audit verify,audit begin,doctor,logs,ui,manifests,serve status,"
-    "serve settings,gateway check,gateway status,gateway settings,keys list,config show,"
-    "completion".split(",")
+    "check,status,open,show,list,trace,verify,parity,counts,settings,drift,replay,decisions,costs,"
+    "audit,begin,doctor,logs,ui,manifests,completion".split(",")
 )
-"""Commands that change nothing, or say in the journal what they do: of these the edge records
-refusals alone."""
+"""Last words of the commands that change nothing, or say in the journal themselves what they do: of
+these refusals alone are recorded."""
 app = App(
     name="falaj",
     help="Keep a machine-learning model good.",
@@ -174,11 +171,15 @@ def launch(
     from tasks.kernel.files import temporary_files
 
     context = Context(None, tuple(project or ()), on_platform, as_json, yes)
-    words = " ".join(app.parse_commands(tokens)[0])
-    changes = words not in READS and not bound.arguments.get("dry_run")
+    words = app.parse_commands(tokens)[0]
+    changes = words[-1] not in READS and not bound.arguments.get("dry_run")
     # The document alone is on standard output, whatever a command or a library prints.
     printed = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with temporary_files(), printed, recorded_command(words, context, changes=changes) as act:
+    with (
+        temporary_files(),
+        printed,
+        recorded_command(" ".join(words), context, changes=changes) as act,
+    ):
         found: Any = command(*bound.args, **bound.kwargs, **dict.fromkeys(ignored, context))
         act["code"] = found.code if isinstance(found, Shown) else found
     return show(found, as_json=as_json)

@@ -234,7 +234,7 @@ def required_window(window: TimeWindow | None, command: str) -> TimeWindow:
 def recorded_act(
     settings: Settings, action: str, person: str, said: str, **subject: str
 ) -> AbstractContextManager[dict[str, Any]]:
-    """What a person does to a model: a line of the audit trail when the block ends."""
+    """What a person does to a model: a line of the journal when the block ends."""
     from tasks.governance.journal import Journal, process_identity
 
     who = {**process_identity(), "subject": person}

@@ -28,7 +28,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -209,11 +209,12 @@ class Journal:
             facts = {**facts, "trails": self._earlier_trails()}
             before = Head(journal="", number=0, digest=BEGINNING)
         now = datetime.now(UTC)
+        named = {"flow_run": flow_run_id(), **facts}
         moment, number = now.isoformat(timespec="microseconds"), before.number + 1
         line = {
             "time": moment,
             "action": action,
-            **{name: fact for name, fact in facts.items() if fact is not None},
+            **{name: fact for name, fact in named.items() if fact is not None},
             "who": facts.get("who") or process_identity(),
             "number": number,
             "previous": before.digest,
@@ -329,7 +330,7 @@ def shipping_location() -> Location | None:
         ConfigurationError: it is no location.
     """
     url = os.environ.get(AUDIT)
-    return Location.of(url, AUDIT, SHIP_WITHIN_S) if url else None
+    return replace(Location.of(url, AUDIT), patience_s=SHIP_WITHIN_S) if url else None
 
 
 def name_of(before: str, digest: str) -> str:

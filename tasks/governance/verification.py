@@ -20,7 +20,6 @@ from tasks.kernel.location import Location
 from tasks.kernel.settings import bring
 
 Kind = Literal["changed", "cut", "forked", "unsigned"]
-Trusted = Mapping[str, bytes]
 READERS = 16
 
 
@@ -51,14 +50,55 @@ class JournalResult:
     """Newest lines that no shipped head covers."""
 
 
+def verify(journal: Journal, accepted: Collection[str] = ()) -> JournalResult:
+    """Follow a journal from its first line to its head, and compare it with what was shipped.
+
+    Other processes' acts wait meanwhile.
+
+    Args:
+        journal: of a state.
+        accepted: names of journals that are known to go on elsewhere.
+
+    Raises:
+        TransientError, StorageError: the location of shipped heads does not answer, or refuses.
+    """
+    location, chain = written.shipping_location(), _Chain(journal.keys.public_keys(JOURNAL))
+    # First, as what is shipped meanwhile is of lines that were not read.
+    shipped = _shipped(location) if location else {}
+    with journal.reading():
+        for line in journal.lines():
+            chain.add(line)
+        faults = [*chain.faults, *chain.against_head(written.read_head(journal.folder))]
+    for name, digest in chain.trails.items():
+        file = bring(journal.folder.parent / name)
+        if not file.is_file() or digest_of(file) != digest:
+            faults.append(Fault("changed", name, "is a trail of before, not as it was taken over"))
+    for name, heads in shipped.items():
+        faults += chain.against_shipped(name, heads, is_accepted=name in accepted)
+    covered = [h.number for n in shipped.keys() & chain.journals for h in shipped[n].values() if h]
+    return JournalResult(
+        chain.journal,
+        len(chain.known) - 1,
+        chain.known[chain.number][0],
+        tuple(faults),
+        sum(map(len, shipped.values())) if location else None,
+        max(0, chain.number - max(covered, default=0)),
+    )
+
+
 class _Chain:
     """Lines that were followed, and what is wrong with them."""
 
-    def __init__(self) -> None:
-        self.number, self.faults = 0, list[Fault]()
+    def __init__(self, trusted: Mapping[str, bytes]) -> None:
+        self.trusted, self.number, self.faults = trusted, 0, list[Fault]()
         # Digest and place by number; names that the journal had, and where each begins.
         self.known = {0: (BEGINNING, "its beginning")}
         self.journals, self.trails = {"": 0}, dict[str, str]()
+
+    @property
+    def journal(self) -> str:
+        """The name it has now."""
+        return next(reversed(self.journals))
 
     def add(self, line: JournalLine) -> None:
         content, where = line.content, f"{line.file} line {line.position}"
@@ -76,68 +116,52 @@ class _Chain:
             self.journals[written.name_of(self.journal, line.digest)] = number
             self.trails |= content.get("trails") or {}
 
-    @property
-    def journal(self) -> str:
-        """The name it has now."""
-        return next(reversed(self.journals))
+    def against_head(self, head: Head | None) -> Iterator[Fault]:
+        if head is not None:
+            yield from self._against(head, "head.json")
+            if head.number < self.number - 1:
+                where, text = self.known[self.number][1], f"is behind line {head.number}, the one"
+                yield Fault("unsigned", where, f"{text} that was signed")
+        elif self.number > 1:
+            yield Fault("unsigned", "head.json", "is missing or spoilt, and vouches for no line")
 
+    def against_shipped(
+        self, name: str, heads: dict[int, Head | None], *, is_accepted: bool
+    ) -> Iterator[Fault]:
+        """What the shipped heads of one journal say, up to the first that differs."""
+        if name not in self.journals:
+            if name.partition(".")[0] not in self.journals:  # else it is that of a copy
+                text = "is not in this chain: it was rewritten from its first line, or another"
+                yield Fault("forked", f"heads/{name}", f"{text} state ships to the same place")
+            return
+        if lacking := {*range(min(heads), max(heads))} - {*heads}:
+            yield Fault("cut", shipped_name(name, min(lacking)), "lacks, and later ones are there")
+        ends = [number for number in self.journals.values() if number > self.journals[name]]
+        for number, head in sorted(heads.items()):
+            where = shipped_name(name, number)
+            if head is None or head.journal != name:
+                yield Fault("unsigned", where, "is no head of this journal")
+            elif ends and head.number >= ends[0]:
+                text = f"begins anew; by {where} of {head.time[:19]}Z {name} goes on elsewhere"
+                yield from [Fault("forked", self.known[ends[0]][1], text)] * (not is_accepted)
+                return
+            else:
+                found = [*self._against(head, where)]
+                yield from found
+                if any(fault.where != where for fault in found):
+                    return
 
-def verify(journal: Journal, accepted: Collection[str] = ()) -> JournalResult:
-    """Follow a journal from its first line to its head, and compare it with what was shipped.
-
-    Other processes' acts wait meanwhile.
-
-    Args:
-        journal: of a state.
-        accepted: names of journals that are known to go on elsewhere.
-
-    Raises:
-        TransientError, StorageError: the location of shipped heads does not answer, or refuses.
-    """
-    location, chain = written.shipping_location(), _Chain()
-    # First, as what is shipped meanwhile is of lines that were not read.
-    shipped = _shipped(location) if location else {}
-    with journal.reading():
-        for line in journal.lines():
-            chain.add(line)
-        head = written.read_head(journal.folder)
-    trusted = journal.keys.public_keys(JOURNAL)
-    faults = [*chain.faults, *_head_faults(trusted, chain, head)]
-    for name, digest in chain.trails.items():
-        file = bring(journal.folder.parent / name)
-        if not file.is_file() or digest_of(file) != digest:
-            faults.append(Fault("changed", name, "is a trail of before, not as it was taken over"))
-    for name, heads in shipped.items():
-        faults += _shipped_faults(trusted, chain, name, heads, accepted)
-    of_ours = [heads.values() for name, heads in shipped.items() if name in chain.journals]
-    covered = max((head.number for heads in of_ours for head in heads if head), default=0)
-    num_shipped = sum(map(len, shipped.values())) if location else None
-    digest, num_lines = chain.known[chain.number][0], len(chain.known) - 1
-    left = max(0, chain.number - covered)
-    return JournalResult(chain.journal, num_lines, digest, tuple(faults), num_shipped, left)
-
-
-def _head_faults(trusted: Trusted, chain: _Chain, head: Head | None) -> Iterator[Fault]:
-    where = chain.known[chain.number][1]
-    if head is not None:
-        yield from _against(trusted, chain, head, "head.json")
-        if head.number < chain.number - 1:
-            yield Fault("unsigned", where, f"is behind line {head.number}, the one that was signed")
-    elif chain.number > 1:
-        yield Fault("unsigned", "head.json", "is missing or spoilt, and vouches for no line")
-
-
-def _against(trusted: Trusted, chain: _Chain, head: Head, name: str) -> Iterator[Fault]:
-    """What a head says against the chain."""
-    try:
-        signature = Signature(head.key_id, b64decode(head.signature))
-        check_signature(trusted, head.signed, signature, name)
-    except (SignatureError, ValueError) as exc:
-        yield Fault("unsigned", name, str(exc))
-    digest, where = chain.known.get(head.number, ("", chain.known[chain.number][1]))
-    if digest != head.digest:
-        text = f"or a line before it is not what {name} of {head.time[:19]}Z, line {head.number}, "
-        yield Fault("cut" if head.number > chain.number else "changed", where, f"{text}vouches for")
+    def _against(self, head: Head, name: str) -> Iterator[Fault]:
+        try:
+            signature = Signature(head.key_id, b64decode(head.signature))
+            check_signature(self.trusted, head.signed, signature, name)
+        except (SignatureError, ValueError) as exc:
+            yield Fault("unsigned", name, str(exc))
+        digest, where = self.known.get(head.number, ("", self.known[self.number][1]))
+        if digest != head.digest:
+            text = f"or a line before it is not what {name} of {head.time[:19]}Z vouches for"
+            kind: Kind = "cut" if head.number > self.number else "changed"
+            yield Fault(kind, where, f"{text} as line {head.number}")
 
 
 def _shipped(location: Location) -> dict[str, dict[int, Head | None]]:
@@ -149,34 +173,3 @@ def _shipped(location: Location) -> dict[str, dict[int, Head | None]]:
             _, journal, number = name.rsplit("/", 2)
             found[journal][int(number)] = Head.of(text or b"")
     return found
-
-
-def _shipped_faults(
-    trusted: Trusted,
-    chain: _Chain,
-    name: str,
-    heads: dict[int, Head | None],
-    accepted: Collection[str],
-) -> Iterator[Fault]:
-    """What the shipped heads of one journal say against the chain, up to the first that differs."""
-    if name not in chain.journals:
-        if name.partition(".")[0] not in chain.journals:  # else it is that of a copy
-            text = "is not in this chain: it was rewritten from its first line, or another state"
-            yield Fault("forked", f"heads/{name}", f"{text} ships to the same place")
-        return
-    if lacking := {*range(min(heads), max(heads))} - {*heads}:
-        yield Fault("cut", shipped_name(name, min(lacking)), "lacks, and later ones are there")
-    ends = min((n for n in chain.journals.values() if n > chain.journals[name]), default=None)
-    for number, head in sorted(heads.items()):
-        where = shipped_name(name, number)
-        if head is None or head.journal != name:
-            yield Fault("unsigned", where, "is no head of this journal")
-        elif ends and head.number >= ends:
-            text = f"begins anew, and {where} of {head.time[:19]}Z says that {name} goes on without"
-            yield from [Fault("forked", chain.known[ends][1], text)] * (name not in accepted)
-            return
-        else:
-            found = [*_against(trusted, chain, head, where)]
-            yield from found
-            if any(fault.where != where for fault in found):
-                return

@@ -79,7 +79,7 @@ class Location:
     Args:
         url: without a slash at its end.
         access: what `s3_access` gives; None: from this process's variables.
-        patience_s: how long a store may keep silent, and how long it is asked again.
+        patience_s: how long a request is tried again; silence is borne in proportion.
     """
 
     url: str
@@ -90,9 +90,7 @@ class Location:
         return self.url
 
     @classmethod
-    def of(
-        cls, url: str, variable: str = "FALAJ_STATE", patience_s: float = RETRY_LIMIT_S
-    ) -> Location:
+    def of(cls, url: str, variable: str = "FALAJ_STATE") -> Location:
         """The location that a setting names.
 
         Raises:
@@ -111,7 +109,7 @@ class Location:
                 f"{variable} is {parts.scheme}://{parts.hostname or ''}{parts.path}; {EXPECTED}. "
                 "Keys of S3 come from the variables AWS_*. Nothing was touched"
             )
-        return cls(url.rstrip("/"), patience_s=patience_s)
+        return cls(url.rstrip("/"))
 
     @property
     def folder(self) -> Path | None:
@@ -263,11 +261,9 @@ class Location:
         return self._opened(SILENCE_LIMIT_S)
 
     def _opened(self, limit_s: float) -> ObjectStore:
+        limit_s *= self.patience_s / RETRY_LIMIT_S
         if self.folder is None:
             access = s3_access(os.environ) if self.access is None else self.access
-            limit_s = (
-                min(limit_s, self.patience_s) if self.patience_s < SILENCE_LIMIT_S else limit_s
-            )
             return _open(self.url, tuple(access.items()), limit_s, self.patience_s)
         with suppress(PermissionError):  # obstore meets it too
             if not self.folder.exists():
@@ -360,9 +356,7 @@ def s3_access(environment: Mapping[str, str]) -> dict[AccessName, str]:
 
 
 @cache
-def _open(
-    url: str, access: tuple[tuple[AccessName, str], ...], limit_s: float, patience_s: float
-) -> ObjectStore:
+def _open(url: str, access: tuple[tuple[AccessName, str], ...], *limits_s: float) -> ObjectStore:
     from obstore.store import LocalStore, S3Store
 
     parts, given = urlsplit(url), dict[str, Any](access)
@@ -376,10 +370,10 @@ def _open(
         virtual_hosted_style_request="endpoint" not in given,
         client_options={
             "allow_http": str(given.get("endpoint", "")).startswith("http://"),
-            "read_timeout": timedelta(seconds=limit_s),
+            "read_timeout": timedelta(seconds=limits_s[0]),
             "timeout": timedelta(days=1),
         },
-        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=patience_s)},
+        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=limits_s[1])},
     )
 
 

@@ -139,13 +139,10 @@ def act_on_release(
 
 def emit_release_event(name: str, release: Release, reason: str, actor: str) -> None:
     """Emit an event about a release, and say it in the journal."""
-    subject = {"model": release.model, "candidate": release.candidate, "stable": release.stable}
-    Journal(Settings.from_environment().home / "audit").append(
-        "release",
-        outcome=name.rpartition(".")[2],
-        subject={**subject, "step": release.current.name},
-        who={**process_identity(), "subject": actor},
-    )
+    subject = {"release": release.title, "step": release.current.name}
+    who, outcome = {**process_identity(), "subject": actor}, name.rpartition(".")[2]
+    journal = Journal(Settings.from_environment().home / "audit")
+    journal.append("release", outcome=outcome, subject=subject, who=who)
     emit_event(
         name,
         resource={

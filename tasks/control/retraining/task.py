@@ -190,12 +190,9 @@ def _reported(answered: Answer) -> Answer:
     )
     journal = Journal(Settings.from_environment().home / "audit")
     for made in answered.decisions:
-        journal.append(
-            "decide",
-            outcome=made.outcome.value,
-            subject={"model": made.model, "action": made.action.value, "result": made.result_id},
-            use_case=made.use_case,
-        )
+        subject = {"model": made.model, "action": made.action.value, "result": made.result_id}
+        outcome = made.outcome.value
+        journal.append("decide", outcome=outcome, subject=subject, use_case=made.use_case)
         emit_event(
             DECIDED,
             resource={

@@ -72,14 +72,6 @@ def forge(journal: Journal, lines: list[Content], keys: FileKeys | None = None) 
     return head
 
 
-def edited(lines: list[Content]) -> list[Content]:
-    return [*lines[:3], {**lines[3], "rows": 77}, *lines[4:]]
-
-
-def begun_anew(lines: list[Content]) -> list[Content]:
-    return [{**lines[0], "time": "2013"}, *lines[1:]]
-
-
 def kinds(found: tuple[Fault, ...]) -> list[tuple[str, str]]:
     return [(fault.kind, fault.where) for fault in found]
 
@@ -87,10 +79,10 @@ def kinds(found: tuple[Fault, ...]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("forged", "kind", "line"),
     [
-        (edited, "changed", 4),
+        (lambda lines: [*lines[:3], {**lines[3], "rows": 77}, *lines[4:]], "changed", 4),
         (lambda lines: [*lines[:2], *lines[3:]], "changed", 3),
         (lambda lines: lines[:4], "cut", 4),
-        (begun_anew, "forked", None),
+        (lambda lines: [{**lines[0], "time": "2013"}, *lines[1:]], "forked", None),
     ],
     ids=["edited", "removed", "cut", "begun-anew"],
 )
