@@ -51,7 +51,7 @@ BEGIN = "begin-journal"
 """Action of a journal's first line."""
 ID_LENGTH = 16
 FILE_MODE = 0o600
-SHIP_EVERY_S, SHIP_AGAIN_AFTER_S, SHIP_WITHIN_S = 1.0, 60.0, 3
+SHIP_EVERY_S, SHIP_AGAIN_AFTER_S, SHIP_WITHIN_S = 1.0, 60.0, 5.0
 FLOW_RUN: ContextVar[str | None] = ContextVar("falaj_flow_run", default=None)
 """Id of the flow run on whose behalf this process works; a task sets it."""
 
