@@ -108,7 +108,7 @@ class _Chain:
             return
         digest, before = self.known[self.number]
         if (content.get("previous"), number) != (digest, self.number + 1):
-            text = f"is number {number} and does not follow {before}, number {self.number}"
+            text = f"is number {number} and does not name {before}, number {self.number}, as it is"
             later: Kind = "cut" if number > self.number + 1 else "changed"
             self.faults.append(Fault("forked" if number <= self.number else later, where, text))
         self.number, self.known[number] = number, (line.digest, where)
