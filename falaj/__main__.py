@@ -28,6 +28,7 @@ from falaj.context import (
     EXIT_WRONG_INPUT,
     OPTIONS,
     Context,
+    Shown,
     set_environment,
     show,
 )
@@ -78,9 +79,12 @@ COMMANDS = {
         "models": ("models:app", "List, show, verify, approve and withdraw model versions."),
         "release": ("release:app", "Show and steer the release of a version."),
         "decisions": ("release:decisions", "List the decisions about drift, newest first."),
-        "costs": ("costs:costs", "Show what runs took and cost, and what is ahead."),
+        "costs": ("records.costs:costs", "Show what runs took and cost, and what is ahead."),
         "policy": ("data:policy", "Show what may be placed where, by which law."),
-        "audit": ("features:audit", "Show who changed features and models."),
+        "audit": (
+            "records.audit:app",
+            "Show and verify the journal: who did what, what was refused.",
+        ),
     },
     "Services": {
         "up": ("platform:up", "Start the platform and deploy; harmless where it runs."),
@@ -113,6 +117,12 @@ COMMANDS = {
         "completion": ("status:completion", "Print the completion of a shell."),
     },
 }
+READS = frozenset(
+    "check,status,open,show,list,trace,verify,parity,counts,settings,drift,replay,decisions,costs,"
+    "audit,begin,doctor,logs,ui,manifests,completion".split(",")
+)
+"""Last words of the commands that change nothing, or say in the journal themselves what they do: of
+these refusals alone are recorded."""
 app = App(
     name="falaj",
     help="Keep a machine-learning model good.",
@@ -164,13 +174,21 @@ def launch(
     set_environment(home, project or [], "WARNING" if quiet else "DEBUG" if verbose else None)
     if not ignored:
         return show(command(*bound.args, **bound.kwargs), as_json=as_json)
+    from falaj.records.audit import recorded_command
     from tasks.kernel.files import temporary_files
 
     context = Context(None, tuple(project or ()), on_platform, as_json, yes)
+    words = app.parse_commands(tokens)[0]
+    changes = words[-1] not in READS and not bound.arguments.get("dry_run")
     # The document alone is on standard output, whatever a command or a library prints.
     printed = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with temporary_files(), printed:
+    with (
+        temporary_files(),
+        printed,
+        recorded_command(" ".join(words), context, changes=changes) as act,
+    ):
         found: Any = command(*bound.args, **bound.kwargs, **dict.fromkeys(ignored, context))
+        act["code"] = found.code if isinstance(found, Shown) else found
     return show(found, as_json=as_json)
 
 

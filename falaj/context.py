@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ class Context:
         on_platform: flows run on the platform of the state folder.
         as_json: one JSON document is printed, and nothing else.
         assume_yes: nobody is asked.
+        subject: what the journal says of the command beside its name; the command adds it.
     """
 
     given: Settings | None = None
@@ -45,6 +46,7 @@ class Context:
     on_platform: bool = False
     as_json: bool = False
     assume_yes: bool = False
+    subject: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def settings(self) -> Settings:
@@ -234,7 +236,7 @@ def required_window(window: TimeWindow | None, command: str) -> TimeWindow:
 def recorded_act(
     settings: Settings, action: str, person: str, said: str, **subject: str
 ) -> AbstractContextManager[dict[str, Any]]:
-    """What a person does to a model: a line of the audit trail when the block ends."""
+    """What a person does to a model: a line of the journal when the block ends."""
     from tasks.governance.journal import Journal, process_identity
 
     who = {**process_identity(), "subject": person}

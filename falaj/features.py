@@ -1,44 +1,25 @@
-"""Commands of the feature store: refresh, compare, serve, repair; and the audit trail."""
+"""Commands of the feature store: refresh, compare, serve, repair."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cyclopts import App
-from cyclopts.types import PositiveInt
 
-from falaj.context import (
-    EXIT_DATA,
-    DryRun,
-    End,
-    Here,
-    Last,
-    Shown,
-    Start,
-    chosen_window,
-    required_window,
-    row,
-)
+from falaj.context import DryRun, End, Here, Last, Shown, Start, chosen_window, required_window, row
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import MaterializedView
 from tasks.governance.handling import Placement
 from tasks.governance.policy import require_placements
-from tasks.kernel.errors import (
-    ConfigurationError,
-    DataContractError,
-    FeatureStoreError,
-    TransientError,
-)
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tasks.kernel.files import private_folder
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT, Settings
@@ -46,7 +27,6 @@ from tasks.kernel.settings import PROJECT_ROOT, Settings
 if TYPE_CHECKING:
     from tasks.features.access.server import Listening
     from tasks.features.checks.report import ViewParity
-    from tasks.governance.journal import Journal, JournalLine
 
 UNSAFE = ("INTRA_COMMUNICATION_BASE64",)
 """Whoever knows this value would pass every check of Feast's, without a signature."""
@@ -316,97 +296,3 @@ def forget(
     lines = [f"{name:<20}{number:>8,} entities forgotten" for name, number in found.items()]
     lines.append("what the tables hold of them comes back with `features rebuild`")
     return Shown({"entities_forgotten": found}, lines)
-
-
-def audit(*, verify: bool = False, last: PositiveInt = 20, context: Here) -> Shown:
-    """Show the newest lines of the audit trail, and whether its chain is complete.
-
-    The lines of a broken chain are shown too; exit code 4.
-
-    Args:
-        verify: Only verify the chain of lines.
-        last: Lines shown; with --json complete, as they are stored.
-
-    Raises:
-        ConfigurationError: there is no state folder.
-        DataContractError: all lines are gone.
-
-    Examples:
-        falaj audit --last 50
-        falaj audit --verify
-    """
-    from tasks.governance.journal import Journal
-
-    settings = context.settings
-    trail = Journal(settings.features_home / "audit")
-    result = trail.verify()
-    if not result.num_lines:
-        _check_never_used(trail, settings.features_home)
-    lines = [] if verify else list(trail.lines())[-last:]
-    facts = {"lines": [_as_stored(line) for line in lines], **asdict(result)}
-    shown = [_summary(line) for line in lines]
-    if result.faults:
-        sys.stderr.write(
-            f"refused: the audit trail in {trail.folder} is not complete: "
-            f"{'; '.join(result.faults)}. {result.num_lines:,} lines were read\n"
-        )
-        return Shown(facts, shown, EXIT_DATA)
-    complete = row("Complete", f"{result.num_lines:,} lines, the last one is {result.head}")
-    return Shown(facts, [*shown, complete, *_where_answers_are(trail, settings)])
-
-
-def _check_never_used(trail: Journal, home: Path) -> None:
-    """A trail without a line is complete only where nothing was done that it would hold."""
-    if not home.is_dir():
-        raise ConfigurationError(
-            f"there is no state folder {home}; name one with --home or FALAJ_HOME"
-        )
-    if (home / "feast" / "applied.json").exists():
-        raise DataContractError(
-            f"the audit trail in {trail.folder} is gone: definitions were applied in "
-            f"{home / 'feast'}, which writes lines, and there is none. Look for it in the copies "
-            "of the state folder; the next act begins a new trail"
-        )
-
-
-def _where_answers_are(trail: Journal, settings: Settings) -> list[str]:
-    """Whoever looks for an approval in the trail of another use case is sent to the right one."""
-    shared = settings.home / "audit"
-    if trail.folder == shared or not shared.is_dir():
-        return []
-    return [row("Answers", f"to promotions, of every use case, are in {shared}")]
-
-
-def _as_stored(line: JournalLine) -> object:
-    """What the line holds; the text of one that was spoilt."""
-    text = line.text.decode(errors="backslashreplace")
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _summary(line: JournalLine) -> str:
-    """One line for people: when, what, on what, how it ended, who."""
-    try:
-        return _act(line.content)
-    except (KeyError, TypeError, AttributeError, ValueError):  # it was spoilt
-        return f"{line.file} line {line.number} is no audit line: {line.text[:200]!r}"
-
-
-def _act(act: dict[str, Any]) -> str:
-    who = act.get("who", {})
-    name = who.get("subject") or who.get("user") or "nobody"
-    roles = f" ({', '.join(who['roles'])})" if who.get("roles") else ""
-    subject = ", ".join(
-        ", ".join(value) if isinstance(value, list) else str(value)
-        for value in act.get("subject", {}).values()
-        if value
-    )
-    window = act.get("window")
-    span = f", {window['start']} to {window['end']}" if window else ""
-    rows = f", {act['rows']:,} rows" if "rows" in act else ""
-    return (
-        f"{act['time'][:19]}Z {act['action']:<16}{act['outcome']:<10} {name}{roles}: "
-        f"{subject or json.dumps(act.get('project'))}{span}{rows}"
-    )

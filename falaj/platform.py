@@ -583,6 +583,7 @@ def create(
     expires = datetime.now(UTC) + timedelta(days=days) if days else None
     grants = tuple(map(_grant, role))
     text, key = create_key(file or context.home / KEYS, subject, grants, tenant, expires)
+    context.subject.update(key=key.id, subject=key.subject, tenant=tenant, grants=role)
     sys.stderr.write(f"key {key.id} for {key.subject}; it is not shown again\n")
     return Shown({"id": key.id, "subject": key.subject, "key": text}, [text])
 
@@ -644,6 +645,7 @@ def revoke(id: str, /, *, file: File = None, dry_run: DryRun = False, context: H
         would = f"key {key.id} of {key.subject} would be refused. Nothing was changed"
         return Shown(_facts(key, now), [would])
     key = revoke_key(path, id)
+    context.subject.update(key=key.id, subject=key.subject)
     return Shown(_facts(key, now), [f"key {key.id} of {key.subject} is refused from now on"])
 
 
@@ -737,6 +739,7 @@ def certificates(*, host: list[str], context: Here) -> Shown:
     else:
         authority = ensure_authority(folder, "authority")
         pair = ensure_certificate(folder, "server", authority, host, "server")
+    context.subject.update(hosts=host, certificate=pair.certificate.name)
     until = expires_at(pair.certificate)
     lines = [
         f"certificate  {pair.certificate} (until {until:%Y-%m-%d})",

@@ -72,6 +72,7 @@ def backup(
             )
         found = backups.back_up(settings, target, _prepare(settings.home), _say, secrets=secrets)
         made = "whole" if secrets else "whole, without secrets"
+    context.subject.update(backup=found.name, location=target.url)
     facts = {"backup": found.name, "files": len(found.files), "bytes": found.num_bytes}
     shown = f"{found.name}: {len(found.files)} files, {_size(found.num_bytes)}; {made}"
     return Shown({**facts, "location": target.url}, [row("Backup", shown)])
@@ -97,6 +98,7 @@ def restore(
     found = backups.read_backup(source, name)
     with nobody_else(settings.home):
         backups.restore(settings, source, found, _prepare(settings.home), _say)
+    context.subject.update(backup=found.name, location=source.url)
     lacking = "" if found.secrets else "; its keys were not in it, new ones are made when needed"
     shown = f"{found.name} is in {settings.home}, every digest right{lacking}"
     return Shown({"backup": found.name, "home": settings.home}, [row("Restored", shown)])
@@ -135,6 +137,7 @@ def prune(
     kinds["objects"] = [*found.objects.values()]
     lines = [row(kind, f"{len(s)}, {_size(sum(s))}") for kind, s in kinds.items() if s]
     lines += [row("backup", each) for each in found.backups]
+    context.subject["removed"] = context.assume_yes
     end = "Removed" if context.assume_yes else "Nothing was removed; --yes removes it"
     facts = {"removed": context.assume_yes, "builds": found.builds, "backups": found.backups}
     facts |= {"logs": [*map(str, found.logs)], "results": len(found.results)}

@@ -9,7 +9,8 @@ container, nor a reused id is mistaken for the run.
 Every deployed flow notes it. A run that was cut off is started again, unless its flow says here
 that this would do something twice.
 
-What each run takes: metered by hooks of its flow, and written to the ledger.
+What each run takes: metered by hooks of its flow, and written to the ledger. Others tell the
+journal that it begins, and how it ended.
 
 Which window a run works on: the one that it was given, or what its use case's clock says.
 """
@@ -17,6 +18,7 @@ Which window a run works on: the one that it was given, or what its use case's c
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +43,7 @@ from tasks.costs.ledger import CostLedger
 from tasks.costs.meter import RunMeter
 from tasks.features.tables.ledger import load_ledger
 from tasks.governance.handling import Placement, addresses
+from tasks.governance.journal import Journal
 from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import WindowError
 from tasks.kernel.progress import report_progress
@@ -185,24 +188,41 @@ def devices(request: LeaseRequest, policy: StageLease) -> Iterator[None]:
                 meter.close()
 
 
+def record_run(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook: say in the journal that a run begins, or how it ended."""
+    raised = re.search(r"exception: (\w+)", state.message or "")
+    Journal(Settings.from_environment().home / "audit").append(
+        "flow",
+        outcome="begun" if state.is_running() else state.type.value.lower(),
+        error=raised[1] if raised else None,
+        subject={"flow": flow.name, "run": flow_run.name},
+        use_case=(flow_run.parameters.get("config") or {}).get("name"),
+        flow_run=str(flow_run.id),
+    )
+
+
 ENDS = ("on_completion", "on_failure", "on_crashed", "on_cancellation")
 STORED: dict[str, Any] = {"persist_result": True, "result_serializer": "json"}
-METERED: dict[str, Any] = {"on_running": [meter_begins], **{end: [meter_ends] for end in ENDS}}
-FOUND: dict[str, Any] = {**STORED, **METERED, "on_running": [meter_begins, note_process]}
-"""What a flow's decorator takes: its result is kept, its run is found when it is lost, and what it
-takes is metered."""
+BEGINS, ENDED = [meter_begins, record_run], [meter_ends, record_run]
+FOUND: dict[str, Any] = {
+    **STORED,
+    "on_running": [*BEGINS, note_process],
+    **dict.fromkeys(ENDS, ENDED),
+}
+"""What a flow's decorator takes: its result is kept, its run is found when it is lost, what it
+takes is metered, and the journal says when it began and how it ended."""
 
 RECORDED: dict[str, Any] = {
     **FOUND,
     "on_running": [*FOUND["on_running"], *TOLD["on_running"]],
-    **{end: [*TOLD[end], meter_ends] for end in ENDS},
+    **{end: [*TOLD[end], *ENDED] for end in ENDS},
 }
 """The same for a flow that is part of the lineage."""
 
 
 def found_but_not_retried(why: str) -> dict[str, Any]:
     """As `FOUND`, for a flow that must not be started again by itself."""
-    return {**FOUND, "on_running": [meter_begins, _NoteWhy(why), note_process]}
+    return {**FOUND, "on_running": [*BEGINS, _NoteWhy(why), note_process]}
 
 
 @dataclass(frozen=True)

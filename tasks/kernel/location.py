@@ -83,6 +83,7 @@ class Location:
     Args:
         url: without a slash at its end.
         access: what `s3_access` gives; None: from this process's variables.
+        patience_s: how long a request is tried again; silence is borne in proportion.
 
     Where encryption is on, objects are envelopes; names stay readable, and sizes are those of the
     content.
@@ -92,6 +93,7 @@ class Location:
     access: Mapping[AccessName, str] | None = field(default=None, repr=False, compare=False)
     plain: bool = False
     """Never encrypt: others read it without our keys, or it is the state folder itself."""
+    patience_s: float = RETRY_LIMIT_S
 
     def __str__(self) -> str:
         return self.url
@@ -345,13 +347,14 @@ class Location:
         return self._opened(SILENCE_LIMIT_S)
 
     def _opened(self, limit_s: float) -> ObjectStore:
+        limit_s *= self.patience_s / RETRY_LIMIT_S
         if self.folder is None:
             access = s3_access(os.environ) if self.access is None else self.access
-            return _open(self.url, tuple(access.items()), limit_s)
+            return _open(self.url, tuple(access.items()), limit_s, self.patience_s)
         with suppress(PermissionError):  # obstore meets it too
             if not self.folder.exists():
                 raise FileNotFoundError(self.folder)
-        return _open(self.url, (), limit_s)
+        return _open(self.url, (), limit_s, self.patience_s)
 
     def _to_write(self, limit_s: float) -> ObjectStore:
         """Its folder is made by the first write, not by a look."""
@@ -441,7 +444,7 @@ def s3_access(environment: Mapping[str, str]) -> dict[AccessName, str]:
 
 
 @cache
-def _open(url: str, access: tuple[tuple[AccessName, str], ...], limit_s: float) -> ObjectStore:
+def _open(url: str, access: tuple[tuple[AccessName, str], ...], *limits_s: float) -> ObjectStore:
     from obstore.store import LocalStore, S3Store
 
     parts, given = urlsplit(url), dict[str, Any](access)
@@ -455,10 +458,10 @@ def _open(url: str, access: tuple[tuple[AccessName, str], ...], limit_s: float) 
         virtual_hosted_style_request="endpoint" not in given,
         client_options={
             "allow_http": str(given.get("endpoint", "")).startswith("http://"),
-            "read_timeout": timedelta(seconds=limit_s),
+            "read_timeout": timedelta(seconds=limits_s[0]),
             "timeout": timedelta(days=1),
         },
-        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_LIMIT_S)},
+        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=limits_s[1])},
     )
 
 

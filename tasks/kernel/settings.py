@@ -61,6 +61,7 @@ DEFAULT_CACHE_GB = 50
 CACHE_KEPT_S = 3600
 """A copy is kept for so long after its last use: somebody may be about to open it."""
 NOWHERE = f"neither {{}} nor a folder above it holds {USE_CASE_FILE}; {NAME_ONE}"
+USE_CASES = "use_cases"
 USE_CASE_NAME = r"^[a-z][a-z0-9-]*$"
 Value = TypeVar("Value", bound=BaseModel)
 
@@ -137,12 +138,12 @@ class Settings:
     def features_home(self) -> Path:
         """Folder of the state that is the use case's alone.
 
-        Feature registry, online store, published tables, monitoring, the feature store's audit
-        trail, reports. The default use case has the state folder itself, any other one
-        `use_cases/<name>` in it, wherever its repository lies.
+        Feature registry, online store, published tables, monitoring, reports. The default use case
+        has the state folder itself, any other one `use_cases/<name>` in it, wherever its repository
+        lies.
         """
         name = self.use_case
-        return self.home if name == DEFAULT_FEATURE_REPO.name else self.home / "use_cases" / name
+        return self.home if name == DEFAULT_FEATURE_REPO.name else self.home / USE_CASES / name
 
     @property
     def store(self) -> ArtifactStore:
@@ -190,6 +191,12 @@ class Settings:
             name = bring(self.reports / NEWEST_REPORT).read_text(encoding="utf-8").strip()
             return bring(self.reports / name)
         return self.reports / "latest"
+
+
+def state_of(features_home: Path) -> Path:
+    """The state folder that `Settings.features_home` is of."""
+    inside = features_home.parent.name == USE_CASES
+    return features_home.parents[1] if inside else features_home
 
 
 def find_project(start: Path) -> Path | None:

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.contracts.base import Contract, ModelVersionRef
+from tasks.governance.journal import Journal
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import drop, put, send
 from tasks.registry.connection import (
@@ -202,12 +203,15 @@ class Registry:
         if current is None or current.number != version.number:
             with explained(self.location):
                 self._client.set_registered_model_alias(version.name, alias, str(version.number))
+            before = "none" if current is None else str(current)
+            self.record("move-alias", version.name, alias=alias, to=str(version), before=before)
 
     def remove_alias(self, name: str, alias: str) -> None:
         """Let an alias point at nothing; does nothing where there is none."""
         if self.by_alias(name, alias) is not None:
             with explained(self.location):
                 self._client.delete_registered_model_alias(name, alias)
+            self.record("move-alias", name, alias=alias, to="none")
 
     def why_withdrawn(self, version: RegisteredVersion) -> str | None:
         """Why a version must never serve, or the one that it was made from; None where it may."""
@@ -227,6 +231,14 @@ class Registry:
                     self._client.set_model_version_tag(
                         version.name, str(version.number), key, value
                     )
+        if changed := sorted(key for key in tags if version.tags.get(key) != tags[key]):
+            self.record("tag-version", version.name, version=str(version), tags=changed)
+
+    def record(self, action: str, name: str, outcome: str = "ok", **subject: Any) -> None:
+        """Say in the journal what was done to a model."""
+        if self.location.home is not None:
+            subject = {"model": name, **subject}
+            Journal(self.location.home / "audit").append(action, outcome=outcome, subject=subject)
 
     def add_version(
         self, name: str, run: StartedRun, tags: Mapping[str, str], description: str
@@ -240,7 +252,9 @@ class Registry:
             made = self._client.create_model_version(
                 name, source, run.run_id, tags=dict(tags), description=description
             )
-            return self._known(made)
+        known = self._known(made)
+        self.record("register-version", name, version=str(known))
+        return known
 
     def start_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> StartedRun:
         """Begin a run; the experiment is created where there is none."""

@@ -273,6 +273,9 @@ def _record(registry: Registry, version: RegisteredVersion, decision: PromotionD
     if decision.promoted:
         tags[PREVIOUS_TAG] = str(decision.previous_champion or NOBODY)
     registry.set_tags(version, tags)
+    outcome = "ok" if decision.promoted else "refused" if decision.closed else "waits"
+    closed = list(decision.closed)
+    registry.record("decide-promotion", version.name, outcome, version=str(version), closed=closed)
 
 
 def _summary(decision: PromotionDecision) -> str:

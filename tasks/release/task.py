@@ -11,6 +11,7 @@ from prefect import get_run_logger, task
 from prefect.events import emit_event
 
 from tasks.contracts.rollout import Action
+from tasks.governance.journal import Journal, process_identity
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 from tasks.release.config import ReleaseConfig
@@ -137,7 +138,11 @@ def act_on_release(
 
 
 def emit_release_event(name: str, release: Release, reason: str, actor: str) -> None:
-    """Emit an event about a release."""
+    """Emit an event about a release, and say it in the journal."""
+    subject = {"release": release.title, "step": release.current.name}
+    who, outcome = {**process_identity(), "subject": actor}, name.rpartition(".")[2]
+    journal = Journal(Settings.from_environment().home / "audit")
+    journal.append("release", outcome=outcome, subject=subject, who=who)
     emit_event(
         name,
         resource={

@@ -18,6 +18,7 @@ from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionState
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.records import Answer, Decision, Mode, StoredResult
+from tasks.governance.journal import Journal
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 
@@ -187,7 +188,11 @@ def _reported(answered: Answer) -> Answer:
         table=decision_rows(answered.decisions),
         description="; ".join(f"{d.action}: {d.outcome}" for d in answered.decisions[-3:]),
     )
+    journal = Journal(Settings.from_environment().home / "audit")
     for made in answered.decisions:
+        subject = {"model": made.model, "action": made.action.value, "result": made.result_id}
+        outcome = made.outcome.value
+        journal.append("decide", outcome=outcome, subject=subject, use_case=made.use_case)
         emit_event(
             DECIDED,
             resource={

@@ -25,7 +25,7 @@ from tasks.governance.handling import Placement
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.settings import DEFAULT_PROFILE, Settings
+from tasks.kernel.settings import DEFAULT_PROFILE, Settings, state_of
 from tasks.kernel.values import is_loopback
 
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
@@ -188,6 +188,13 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
             Placement("features", each) for each in (online, filled["registry"]["path"]) if each
         ]
         require_placements(Settings(home, repo), asked)
+    journal = state_of(home) / "audit"
+    if Path(filled["audit"]["path"]) not in (home / "audit", journal):
+        seen = f"{file.name}: audit.path is {filled['audit']['path']}, expected"
+        raise ConfigurationError(
+            f"{seen} ${{FALAJ_HOME}}/audit, the one journal. Nothing was opened"
+        )
+    filled["audit"]["path"] = str(journal)
     return filled
 
 

@@ -15,6 +15,7 @@ from falaj.features import feature_server
 from infra.orchestration.embedded import free_port
 from tasks.features.access.server import Listening
 from tasks.governance.journal import Journal
+from tasks.governance.verification import verify
 from tasks.kernel.errors import ConfigurationError
 from tests.support.data.installation import GATES, Installation
 from tests.support.data.repository import days
@@ -193,7 +194,7 @@ def test_every_act_and_every_denial_is_in_the_audit_with_subject_and_roles(serve
         ("materialize", "ok", "cyd", "operator"),
         ("denied", "denied", "dan", "nobody"),
     }
-    assert served.trail.verify().faults == ()
+    assert verify(served.trail).faults == ()
 
 
 def test_refused_tokens_are_in_the_audit_and_cannot_flood_it(served: Served) -> None:

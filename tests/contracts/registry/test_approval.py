@@ -14,6 +14,7 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.governance.journal import Journal
+from tasks.governance.verification import verify
 from tasks.kernel.errors import RegistryError
 from tasks.registry.approval import Answer, close_question, outcome, reopen_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
@@ -258,8 +259,8 @@ def test_the_command_approves_through_the_gates_and_writes_the_audit(
     assert "version 1 is the champion, approved by Ana" in capsys.readouterr().out
     assert world.champion == 1
     trail = Journal(world.home / "audit")
-    (line,) = trail.lines()
+    [line] = (line for line in trail.lines() if line.content["action"] == "answer-promotion")
     assert line.content["said"] == "approve"
     assert line.content["who"]["subject"] == "Ana"
     assert line.content["subject"] == {"model": NAME, "version": "version 1"}
-    assert not trail.verify().faults
+    assert not verify(trail).faults

@@ -57,7 +57,7 @@ class Office:
         return [
             (str(act.get("said", act["outcome"])), act["who"].get("subject"))
             for act in lines
-            if act["subject"]["version"] == f"version {version}"
+            if act.get("subject", {}).get("version") == f"version {version}"
         ]
 
 

@@ -180,4 +180,6 @@ def test_the_command_withdraws_and_keeps_who_said_why(world: World) -> None:
     assert main([*words, "it knows the future"]) == 0
     assert world.champion == 1
     (line,) = (world.home / "audit").rglob("*.jsonl")
-    assert "it knows the future" in line.read_text()
+    text = line.read_text()
+    assert "it knows the future" in text
+    assert f'"alias":"champion","to":"{NAME} version 1","before":"{NAME} version 2"' in text

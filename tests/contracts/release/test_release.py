@@ -216,6 +216,7 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
     assert actors == ["Amal", *["Badr"] * 3]
     trail = "".join(f.read_text() for f in (town.home / "audit").glob("*.jsonl"))
     assert trail.count("change-release") >= 5
+    assert '"outcome":"refused: DataContractError F300"' in trail
 
 
 PROGRAM = """

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from falaj.context import Context
 from falaj.state import _prepare, backup, migrate, restore
 from tasks.governance.journal import Journal
+from tasks.governance.verification import verify
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.settings import ArtifactStore, Settings, server_environment
@@ -147,7 +148,7 @@ def test_a_backup_is_restored_under_another_path(
     assert not (there.home / "predictions").exists()
     assert (there.home / "feature_tables" / "current").resolve().is_relative_to(there.home)
     assert (there.home / "reports" / "latest" / "report.json").is_file()
-    assert Journal(there.home / "audit").verify().faults == ()
+    assert verify(Journal(there.home / "audit")).faults == ()
     with pytest.raises(ConfigurationError, match="holds state already"):
         restore(target.url, context=Context(there))
 

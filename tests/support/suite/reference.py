@@ -23,6 +23,7 @@ VARIABLES = {
     "FALAJ_FEATURE_REPOS": "Several projects to deploy, separated by colons.",
     "FALAJ_PROFILE": "Stores of the feature repository: `local`, `server`, `cluster`, or your own.",
     "FALAJ_DATABASE_URL": "Metadata database that several hosts share; else SQLite.",
+    "FALAJ_AUDIT": "Location to which signed heads of the journal are shipped; else nowhere.",
     "FALAJ_CACHE_GB": "Bound of the copies that a machine brings from `FALAJ_STATE`; else 50.",
     "FALAJ_EXPECTED_STATE": "Identity of the state that a run has to work on; set by Falaj.",
     "FALAJ_KEYS": "OpenBao that signs and encrypts; else files, or the platform's own.",

@@ -175,7 +175,7 @@ def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "out.csv")) == 10
     assert {file.stat().st_mode & 0o777 for file in tmp_path.glob("out.*")} == {0o600}
     assert "10 rows of 2 files" in run(home, "erase", "s0")[0]
-    [line] = Journal(home / "audit").lines()
+    _, line = Journal(home / "audit").lines()
     assert line.content["action"] == "erase-predictions"
     assert line.content["rows"] == 10
     assert "s0" not in line.content["subject_digest"]
