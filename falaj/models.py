@@ -24,7 +24,7 @@ from tasks.registry.mlflow_registry import (
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import read_evaluation, read_version
+from tasks.registry.model_folder import is_signed, read_evaluation, read_version, sign_version
 from tasks.registry.promotion import answer_and_promote, judge_only
 from tasks.registry.promotion import withdraw as withdraw_version
 from tasks.release.ledger import ReleaseLedger
@@ -174,7 +174,7 @@ def trace(
 def verify(
     model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
 ) -> Shown:
-    """Check every file of a version against the digests in the registry's database.
+    """Check every file of a version by its signatures and the registry's digests.
 
     Args:
         model: Registered model (default: the use case's).
@@ -182,6 +182,7 @@ def verify(
 
     Raises:
         RegistryError: a file is missing or was changed.
+        SignatureError: nobody who is trusted has signed it.
 
     Examples:
         falaj models verify
@@ -189,6 +190,8 @@ def verify(
     """
     found, _ = _find(model, version, context)
     record = read_version(found)
+    if record.refused:
+        raise record.refused
     if record.damage:
         raise RegistryError(
             f"{found} is damaged: {'; '.join(record.damage)}. Nothing was changed; take its "
@@ -199,6 +202,35 @@ def verify(
     folders = [e.folder for e in record.variants.variants if e.folder] if record.variants else []
     whole = f"{found}: {len(files)} files and {len(folders)} variants are as registered"
     return Shown({"version": found.ref, "files": files, "variants": folders}, [row("Whole", whole)])
+
+
+@app.command
+def sign(
+    model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
+) -> Shown:
+    """Sign versions that have no signature: of before there were any, or of a lost key.
+
+    Their files must have the registry's digests. You vouch for them by it, so look first; the audit
+    trail says who did.
+
+    Args:
+        model: Registered model (default: the use case's).
+        version: This one, whoever signed it (default: all that have no signature).
+
+    Raises:
+        RegistryError: there is none, or a file is missing or was changed.
+
+    Examples:
+        falaj models sign
+        falaj models sign flight-delay 3
+    """
+    found, registry = _find(model, version, context)
+    asked = [found] if version else registry.versions(found.name)
+    wanted = [one for one in asked if version or not is_signed(one)]
+    for one in wanted:
+        sign_version(one)
+    lines = [row("Signed", one) for one in wanted] or [row("Signed", "all have a signature")]
+    return Shown([one.ref for one in wanted], lines)
 
 
 @app.command

@@ -64,6 +64,8 @@ class RegisteredVersion:
     folder: Path
     """The model's folder on this machine; nothing says yet that it is whole."""
     tags: Mapping[str, str]
+    state: Path
+    """State folder, whose keys are trusted."""
     created: datetime | None = None
 
     def __str__(self) -> str:
@@ -347,6 +349,7 @@ class Registry:
             run_id=version.run_id or "",
             folder=self.location.local_path(version.source or ""),
             tags=dict(version.tags),
+            state=self.location.state,
             created=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
         )
 

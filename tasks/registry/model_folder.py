@@ -5,7 +5,9 @@
     variants/<name>-<digest>/  variants.json                    variants.json last: it names them
 
 The registry's database holds the digests of `model.json` and `variants.json`, and these hold those
-of everything else.
+of everything else. Who can write both can change a model all the same: so whoever writes one of the
+two signs it and all that it names (`model.json.sig`, `variants.json.sig`), and nothing is read
+whose signature does not fit.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -32,7 +35,8 @@ from tasks.contracts.training import (
     RecalibratedModel,
     StartingPoint,
 )
-from tasks.kernel.errors import RegistryError, refused_writes_explained
+from tasks.governance import signing
+from tasks.kernel.errors import RegistryError, SignatureError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
 from tasks.kernel.settings import ArtifactStore, bring, drop, send
 from tasks.kernel.values import Frozen
@@ -207,23 +211,22 @@ def remove_unlisted(folder: Path, listed: VariantList) -> None:
 def read_version(version: RegisteredVersion) -> VersionRecord:
     """Read a version back and check every file against the digests in the registry's database."""
     ref, folder, damage = version.ref, bring(version.folder), list[str]()
-    manifest, imported = None, None
-    if ORIGIN_TAG in version.tags:
-        imported = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ImportedManifest, damage)
-    else:
-        manifest = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelManifest, damage)
-    variants = _read_value(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
+    manifest, imported, variants = None, None, None
+    try:
+        if ORIGIN_TAG in version.tags:
+            imported = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ImportedManifest, damage)
+        else:
+            manifest = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelManifest, damage)
+        variants = _read_value(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
+    except SignatureError as exc:
+        return VersionRecord(ref, None, None, (*damage, str(exc)), refused=exc)
     expected: dict[str, str] = {}
     if described := manifest or imported:
         expected |= {name: record.sha256 for name, record in described.files.items()}
         if expected.get(PROGRAM_FILE) != ref.program_sha256:
             damage.append(f"{MANIFEST_FILE} is of another program than the version's tag says")
     if variants is not None:
-        expected |= {
-            entry.folder: entry.variant.files.sha256
-            for entry in variants.variants
-            if entry.folder is not None and entry.variant.files is not None
-        }
+        expected |= _kept(variants)
     damage += [text for name, sha in expected.items() if (text := _damage(folder / name, sha))]
     return VersionRecord(ref, manifest, variants, tuple(damage), imported)
 
@@ -295,10 +298,11 @@ def verified_start(version: RegisteredVersion) -> tuple[Path, ModelStart]:
 
 
 def verified_manifest(version: RegisteredVersion, kind: type[Value]) -> Value:
-    """A part of `model.json`, checked by the registry's digest.
+    """A part of `model.json`, checked by the registry's digest and by its signature.
 
     Raises:
         RegistryError: it is missing or damaged.
+        SignatureError: it is not signed, or by nobody who is trusted.
     """
     damage: list[str] = []
     bring(version.folder)
@@ -323,6 +327,28 @@ def _unusable(version: RegisteredVersion, damage: str) -> RegistryError:
 def _read_value(
     version: RegisteredVersion, name: str, tag: str, kind: type[Value], damage: list[str]
 ) -> Value | None:
+    """A value with the digest of the registry's database and a signature that fits.
+
+    Raises:
+        SignatureError: it has none.
+    """
+    if (value := _parsed(version, name, tag, kind, damage)) is None:
+        return None
+    subject, source = subject_of(version.name, version.run_id), version.folder / name
+    try:
+        files = {name: version.tags[tag]}
+        signing.check(version.state, subject, files, Path(f"{source}{signing.END}"))
+    except SignatureError as exc:
+        raise SignatureError(
+            f"{version} cannot be used, {name}: {exc}. A version that was registered before there "
+            f"were signatures is signed by `falaj models sign {version.name} {version.number}`"
+        ) from exc
+    return value
+
+
+def _parsed(
+    version: RegisteredVersion, name: str, tag: str, kind: type[Value], damage: list[str]
+) -> Value | None:
     expected = version.tags.get(tag)
     if expected is None:
         return None
@@ -335,6 +361,15 @@ def _read_value(
     except ValidationError as exc:
         damage.append(f"{name} is not what this code writes ({exc.error_count()} errors)")
         return None
+
+
+def _kept(listed: VariantList) -> dict[str, str]:
+    """Folders of the kept variants, and their digests."""
+    return {
+        entry.folder: entry.variant.files.sha256
+        for entry in listed.variants
+        if entry.folder is not None and entry.variant.files is not None
+    }
 
 
 def _damage(path: Path, expected: str) -> str | None:
@@ -503,6 +538,59 @@ class VersionRecord:
     """One sentence for each file that is missing or not what its digest says."""
     imported: ImportedManifest | None = None
     """Of a program that was trained elsewhere."""
+    refused: SignatureError | None = None
+    """Where a signature is missing or does not fit; nothing else was read then."""
+
+
+def subject_of(name: str, run_id: str) -> str:
+    """What the signatures of a version name: its run too, so that no folder stands for another."""
+    return f"models/{name}/{run_id}"
+
+
+def sign_manifest(state: Path, name: str, run_id: str, folder: Path) -> None:
+    """Sign a new version's folder, before it has variants and before it is seen.
+
+    Raises:
+        SignatureError: the key is not trusted here.
+        TransientError, StorageError, ConfigurationError: the key store or the disk refuses.
+    """
+    names = (path.name for path in folder.iterdir() if not path.name.endswith(signing.END))
+    _sign(state, subject_of(name, run_id), folder, MANIFEST_FILE, names)
+
+
+def sign_version(version: RegisteredVersion) -> None:
+    """Sign a version as it is now by the digests of the registry's database.
+
+    Raises:
+        RegistryError: a file is missing or damaged. Nothing was signed.
+    """
+    damage: list[str] = []
+    folder, subject = bring(version.folder), subject_of(version.name, version.run_id)
+    files = _parsed(version, MANIFEST_FILE, MANIFEST_TAG, ModelFiles, damage)
+    variants = _parsed(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
+    expected = {name: record.sha256 for name, record in files.files.items()} if files else {}
+    kept = _kept(variants) if variants else {}
+    named = {**expected, **kept}.items()
+    damage += [text for name, sha256 in named if (text := _damage(folder / name, sha256))]
+    if damage or files is None:
+        raise _unusable(version, "; ".join(damage) or "it has no manifest")
+    _sign(version.state, subject, folder, MANIFEST_FILE, (MANIFEST_FILE, *expected))
+    if variants is not None:
+        _sign(version.state, subject, folder, VARIANTS_FILE, (VARIANTS_FILE, *kept))
+
+
+def is_signed(version: RegisteredVersion) -> bool:
+    """Whether there are signatures of all there is; nothing says yet that they fit."""
+    roots = {MANIFEST_FILE: MANIFEST_TAG, VARIANTS_FILE: VARIANTS_TAG}
+    there = [
+        version.folder / f"{root}{signing.END}" for root, t in roots.items() if t in version.tags
+    ]
+    return all(signing.read(path) is not None for path in there)
+
+
+def _sign(state: Path, subject: str, folder: Path, root: str, names: Iterable[str]) -> None:
+    target = folder / f"{root}{signing.END}"
+    signing.sign(state, subject, signing.digests(folder, names), target)
 
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -537,6 +625,8 @@ def attach_variants(
         if attached and not record.damage:
             return ref
         digest = write_variants(version.folder, listed, store)
+        subject, names = subject_of(ref.name, ref.run_id), (VARIANTS_FILE, *_kept(listed))
+        _sign(version.state, subject, version.folder, VARIANTS_FILE, names)
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)
