@@ -1,6 +1,8 @@
 """The deploy itself: compare each thing, write those that differ, read all back."""
 
 import asyncio
+import hashlib
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -25,15 +27,19 @@ from infra.deploying.automations import (
 from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items, on_all_classes
 from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read_use_cases
 from infra.deploying.items import RESULTS, Item, Outcome, use_case_block
-from infra.deploying.pools import pool_items, read_image, without_leases
+from infra.deploying.pools import check_image, pool_items, read_image, without_leases
 from infra.platform.api import wait_for_server
 from tasks.contracts.hardware import known_class, read_classes
-from tasks.kernel.errors import TransientError
+from tasks.governance import signing
+from tasks.kernel.errors import SignatureError, TransientError
+from tasks.kernel.keys.choice import trusted_keys
+from tasks.kernel.keys.store import MODELS
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import state_identity
 
 AnyItem = TypeVar("AnyItem", bound=Item)
 NUM_ATTEMPTS = 3
+SIGNED_AS = "deployments/all"
 """Where a server that starts is waited for, one that restarts meanwhile is tried again."""
 
 
@@ -79,7 +85,9 @@ def make_plan(
                 known_class(name, classes, f"{use_case.name}: routing.{stage}")
     image = None
     if pool_type == "kubernetes":
-        image, use_cases = read_image(), tuple(without_leases(each) for each in use_cases)
+        image = read_image()
+        check_image(Settings.from_environment().home, image)
+        use_cases = tuple(without_leases(each) for each in use_cases)
 
     def resuming(items: Sequence[AnyItem]) -> tuple[AnyItem, ...]:
         return tuple(replace(item, resume=resume) for item in items)
@@ -104,10 +112,16 @@ def _classes_of(rule: dict[str, Any]) -> list[str]:
 
 async def check(client: PrefectClient, plan: Plan) -> Outcome:
     """Compare all, change nothing."""
+    outcome = await _compared(client, plan)
+    await _add_remarks(client, plan, outcome)
+    await _add_unsigned(client, plan, outcome)
+    return outcome
+
+
+async def _compared(client: PrefectClient, plan: Plan) -> Outcome:
     outcome = Outcome()
     for item in plan.items:
         outcome.add(item.label, await item.compare(client))
-    await _add_remarks(client, plan, outcome)
     return outcome
 
 
@@ -127,11 +141,38 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
     if prune:
         written += [label async for label in _leftovers(client, plan, remove=True)]
     if written:
-        outcome = await check(client, plan)
+        outcome = await _compared(client, plan)
         outcome.written = written
-    else:
-        await _add_remarks(client, plan, outcome)
+    await _add_remarks(client, plan, outcome)
+    if not outcome.differences:
+        await _sign(client, plan)
     return outcome
+
+
+async def _digests(client: PrefectClient, plan: Plan) -> dict[str, str]:
+    """SHA-256 of each deployment as the server has it now."""
+    found = [(item.label, await item.found(client)) for item in plan.deployments]
+    texts = {n: json.dumps(f.view, sort_keys=True, default=str) for n, f in found if f}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+async def _sign(client: PrefectClient, plan: Plan) -> None:
+    """Sign the deployments as they are on the server now, unless they are signed so already."""
+    home, found = Settings.from_environment().home, await _digests(client, plan)
+    known = signing.read(signing.record_path(home, SIGNED_AS))
+    try:
+        signing.verify(trusted_keys(home, MODELS), SIGNED_AS, known, found)
+    except SignatureError:
+        signing.record(home, SIGNED_AS, found)
+
+
+async def _add_unsigned(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:
+    """Say where the server has another deployment than the last deploy signed."""
+    home, found = Settings.from_environment().home, await _digests(client, plan)
+    try:
+        signing.check_record(home, SIGNED_AS, found)
+    except SignatureError as exc:
+        outcome.differences.append(f"{exc}; somebody changed it on the server: deploy again")
 
 
 async def _add_remarks(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:

@@ -13,27 +13,42 @@ import base64
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import BaseModel
 
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import FalajError, SignatureError
 from tasks.kernel.files import digest_of
-from tasks.kernel.keys.choice import key_store, trusted_keys
-from tasks.kernel.keys.store import MODELS, KeyStore, Signature, check_signature
-from tasks.kernel.settings import bring, put
+from tasks.kernel.keys.choice import TRUSTED, key_store, trusted_keys
+from tasks.kernel.keys.store import IMPORTS, MODELS, KeyStore, Signature, check_signature
+from tasks.kernel.settings import (
+    URI_SCHEME,
+    VALUE,
+    ArtifactStore,
+    StagedFolder,
+    bring,
+    named_artifacts,
+    put,
+)
 
 logger = logging.getLogger(__name__)
+Value = TypeVar("Value", bound=BaseModel)
 
 END = ".sig"
 """Of the name of a signature, beside the file that it is of."""
 FOLDER = "signatures"
 """In the state, of signatures of what has no folder there."""
+IMPORTED = "model.sig"
+"""Name that OpenSSF model signing gives a signature, in a folder that is imported."""
+SIGNED = "signed.json"
+"""In the folder of a build: its value, as it was signed."""
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -46,6 +61,49 @@ def record_path(home: Path, subject: str) -> Path:
     return home / FOLDER / f"{subject}{END}"
 
 
+def record(home: Path, subject: str, files: Mapping[str, str]) -> None:
+    """Sign digests as `sign`, and keep the bundle in the state."""
+    put(record_path(home, subject), sign(home, subject, files))
+
+
+def check_record(home: Path, subject: str, files: Mapping[str, str]) -> bool:
+    """As `check`, against what `record` kept.
+
+    Returns:
+        False where nobody ever signed it: then it counts, unless `FALAJ_TRUSTED_KEYS` is set.
+    """
+    source = record_path(home, subject)
+    if not os.environ.get(TRUSTED) and read(source) is None:
+        return False
+    check(home, subject, files, source)
+    return True
+
+
+def check_import(home: Path, folder: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """See that files from elsewhere are what their publisher signed, in `model.sig` beside them.
+
+    Publishers are trusted by their keys in `keyring/imports`, apart from those that sign models.
+
+    Returns:
+        `{"signed_by": key}`; empty where they are not signed. With `FALAJ_TRUSTED_KEYS` they must.
+
+    Raises:
+        SignatureError: the signature does not fit, or the key is not trusted.
+    """
+    bundle = _text(folder / IMPORTED)
+    if bundle is None and not os.environ.get(TRUSTED):
+        return {}
+    subject = subject_in(bundle or "") or str(folder)
+    try:
+        return {"signed_by": verify(trusted_keys(home, IMPORTS), subject, bundle, files)}
+    except SignatureError as exc:
+        refused(home, subject, exc)
+        raise SignatureError(
+            f"{folder / IMPORTED}: {exc}. The public key of a publisher whom you trust belongs "
+            f"into {home}/keyring/{IMPORTS}/NAME.pub"
+        ) from exc
+
+
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of files below a folder, by name; a name of a folder stands for all files in it."""
     found = (folder / name for name in names)
@@ -53,17 +111,19 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {p.relative_to(folder).as_posix(): digest_of(p) for p in sorted(inside) if p.is_file()}
 
 
-def sign(home: Path, subject: str, files: Mapping[str, str], target: Path) -> None:
-    """Sign the digests of files by the newest key, write the bundle, and record it in the journal.
+def sign(home: Path, subject: str, files: Mapping[str, str]) -> str:
+    """Sign the digests of files by the newest key, and record it in the journal.
 
     Args:
         home: the state folder; its key store signs.
         subject: what is signed, such as `models/<name>/<run>`; part of what is signed.
         files: SHA-256 by name; outsiders look for these names below one folder.
-        target: file of the state that takes the bundle.
+
+    Returns:
+        The bundle, to be kept beside what is signed.
 
     Raises:
-        SignatureError: the key is not among those that are trusted; nothing was written.
+        SignatureError: the key is not among those that are trusted.
         TransientError, StorageError, ConfigurationError: the key store refuses, or the disk does.
     """
     text = _bundle(key_store(home), subject, files)
@@ -72,7 +132,7 @@ def sign(home: Path, subject: str, files: Mapping[str, str], target: Path) -> No
     except SignatureError as exc:
         raise SignatureError(f"{exc}. It was signed here: trust this installation's key") from exc
     Journal(home / "audit").append("sign", subject=subject, key=key, files=len(files))
-    put(target, text)
+    return text
 
 
 def check(home: Path, subject: str, files: Mapping[str, str], source: Path) -> None:
@@ -96,8 +156,12 @@ def check(home: Path, subject: str, files: Mapping[str, str], source: Path) -> N
 
 def read(source: Path) -> str | None:
     """The text of a bundle; None where there is none."""
+    return _text(bring(source))
+
+
+def _text(path: Path) -> str | None:
     with suppress(OSError):
-        return bring(source).read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     return None
 
 
@@ -149,6 +213,77 @@ def verify(
     if wrong := [name for name, sha256 in files.items() if signed.get(name) != sha256]:
         raise _changed(subject, f"{', '.join(wrong)} is not what was signed")
     return key
+
+
+def build_signed(
+    store: ArtifactStore,
+    kind: str,
+    key: str,
+    value_type: type[Value],
+    build: Callable[[StagedFolder], Value],
+) -> Value:
+    """As `store.build_once`; the value is signed before anybody sees it, and else refused.
+
+    The keys are those of the state folder that the store is in.
+
+    Raises:
+        SignatureError: somebody else made what is there.
+    """
+
+    def signed(folder: StagedFolder) -> Value:
+        value = build(folder)
+        text = value.model_dump_json(by_alias=True)
+        inside = f"{URI_SCHEME}{kind}/{key}/"
+        names = {a.uri.removeprefix(inside): a.sha256 for a in named_artifacts(value)}
+        files = {name: sha for name, sha in names.items() if (folder.path / name).is_file()}
+        files[SIGNED] = hashlib.sha256(text.encode()).hexdigest()
+        (folder.path / SIGNED).write_text(text, encoding="utf-8")
+        bundle = sign(store.root.parent, f"{kind}/{key}", files)
+        (folder.path / f"{SIGNED}{END}").write_text(bundle, encoding="utf-8")
+        return value
+
+    value = store.build_once(kind, key, value_type, signed)
+    return _confirmed(store, kind, key, value)
+
+
+def find_signed(store: ArtifactStore, kind: str, key: str, value_type: type[Value]) -> Value | None:
+    """As `store.find`, for what `build_signed` has built; what was damaged is named.
+
+    Raises:
+        SignatureError: somebody else made what is there.
+    """
+    there = (store.root / kind / key / VALUE).exists()
+    value = store.find(kind, key, value_type)
+    if value is not None:
+        return _confirmed(store, kind, key, value)
+    if there:
+        subject, home = f"{kind}/{key}", store.root.parent
+        text = f"{subject} was changed or damaged; it was removed and is built again, not used"
+        refused(home, subject, SignatureError(text))
+    return None
+
+
+def _confirmed(store: ArtifactStore, kind: str, key: str, value: Value) -> Value:
+    home, subject, folder = store.root.parent, f"{kind}/{key}", store.root / kind / key
+    text, bundle = (_text(store.file(folder, name)) for name in (SIGNED, f"{SIGNED}{END}"))
+    digest = hashlib.sha256((text or "").encode()).hexdigest()
+    try:
+        verify(trusted_keys(home, MODELS), subject, bundle, {SIGNED: digest})
+        if type(value).model_validate_json(text or "") != value:
+            raise _changed(subject, f"{VALUE} is not what was signed")
+    except SignatureError as exc:
+        again = SignatureError(f"{exc}; or remove {folder}, and run again to build it anew")
+        refused(home, subject, again)
+        raise again from exc
+    return value
+
+
+def subject_in(bundle: str) -> str:
+    """What a bundle says that it is of; nobody has checked it. Empty where it says nothing."""
+    with suppress(ValueError, KeyError, TypeError, IndexError, RecursionError):
+        payload = base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"])
+        return str(json.loads(payload)["subject"][0]["name"])
+    return ""
 
 
 def _statement(subject: str, payload: bytes) -> tuple[str, dict[str, str]]:

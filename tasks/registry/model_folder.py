@@ -38,7 +38,7 @@ from tasks.contracts.training import (
 from tasks.governance import signing
 from tasks.kernel.errors import RegistryError, SignatureError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
-from tasks.kernel.settings import ArtifactStore, bring, drop, send
+from tasks.kernel.settings import ArtifactStore, bring, drop, put, send
 from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
@@ -590,7 +590,7 @@ def is_signed(version: RegisteredVersion) -> bool:
 
 def _sign(state: Path, subject: str, folder: Path, root: str, names: Iterable[str]) -> None:
     target = folder / f"{root}{signing.END}"
-    signing.sign(state, subject, signing.digests(folder, names), target)
+    put(target, signing.sign(state, subject, signing.digests(folder, names)))
 
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

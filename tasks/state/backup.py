@@ -5,6 +5,7 @@ that is made while the loop runs names nothing that it lacks. Its list is writte
 whole, or it is not there. What a cut-off one has sent, the next one does not send again.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,8 +20,11 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ValidationError
 
+from tasks.governance import signing
 from tasks.kernel import files
-from tasks.kernel.errors import ArtifactError, ConfigurationError, TransientError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, SignatureError, TransientError
+from tasks.kernel.keys.choice import TRUSTED, trusted_keys
+from tasks.kernel.keys.store import MODELS, id_of
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
 from tasks.metadata.database import held_everywhere
@@ -304,11 +308,13 @@ class _Sender:
 
 
 def verify(location: Location, backup: Backup) -> None:
-    """Read all content of a backup, and compare it with its digests.
+    """Read all content of a backup, and compare it with its digests and signatures.
 
     Raises:
         ArtifactError: some of it is absent or was changed.
+        SignatureError: see `check_signatures`.
     """
+    check_signatures(location, backup)
     with files.scratch_folder("falaj-verify") as scratch:
         for _ in _brought(location, backup, scratch):
             pass
@@ -345,6 +351,47 @@ def _brought(location: Location, backup: Backup, folder: Path) -> Iterator[tuple
                 path.unlink()
 
 
+def check_signatures(source: Location, backup: Backup) -> None:
+    """See that a trusted key signed all of a backup that has a signature, before any is used.
+
+    Trusted are the keys of `FALAJ_TRUSTED_KEYS`, else those that the backup has itself: these tell
+    of damage and of a change by somebody without a key, and not of a forged backup.
+
+    Raises:
+        SignatureError: one does not fit, or a key is not trusted.
+        ArtifactError: content is absent, or was changed.
+    """
+    trusted: dict[str, bytes] = {}
+    if folder := os.environ.get(TRUSTED):
+        trusted.update(trusted_keys(Path(folder), MODELS))
+    for name, kept in backup.files.items():
+        if PurePosixPath(name).match(f"keyring/{MODELS}/*.pub") and not folder:
+            pem = _read(source, name, kept)
+            trusted[id_of(pem)] = pem
+    for name, kept in backup.files.items():
+        signed = backup.files.get(name.removesuffix(signing.END))
+        if not name.endswith(signing.END) or signed is None:
+            continue
+        text, file = _read(source, name, kept).decode(errors="replace"), PurePosixPath(name).stem
+        subject = signing.subject_in(text)
+        if subject.rpartition("/")[2] not in PurePosixPath(name).parts:  # a run, or a build's key
+            subject = name
+        try:
+            signing.verify(trusted, subject, text, {file: signed.sha256})
+        except SignatureError as exc:
+            raise SignatureError(f"{name} of backup {backup.name}: {exc}") from exc
+
+
+def _read(source: Location, name: str, kept: Kept) -> bytes:
+    content = source.read(object_name(kept.sha256))
+    if content is None or hashlib.sha256(content).hexdigest() != kept.sha256:
+        raise ArtifactError(
+            f"{source.url}/{object_name(kept.sha256)}, the content of {name}, is absent or was "
+            "changed. Nothing was restored; use another backup"
+        )
+    return content
+
+
 def restore(
     settings: Settings,
     source: Location,
@@ -365,11 +412,13 @@ def restore(
     Raises:
         ConfigurationError: the state is not empty.
         ArtifactError: content is absent, or was changed.
+        SignatureError: see `check_signatures`. Nothing was restored.
     """
     aside, mark = settings.home / state.RESTORING, settings.home / state.RESTORING / ".backup"
     if not only_shared:
         goes_on = mark.exists() and mark.read_text() == backup.name
         check_empty(settings, backup.files if goes_on else None)
+        check_signatures(source, backup)
         files.private_folder(settings.home)
         files.private_folder(aside)
         mark.write_text(backup.name)

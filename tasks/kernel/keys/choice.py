@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys.files import FileKeys
-from tasks.kernel.keys.store import KeyStore
+from tasks.kernel.keys.store import IMPORTS, KeyStore
 
 KEYS = "FALAJ_KEYS"
 """Variable with the address of a key store; without it keys are files of the state folder."""
@@ -43,7 +43,8 @@ def trusted_keys(
     """
     env = os.environ if environment is None else environment
     if not (folder := env.get(TRUSTED)):
-        return key_store(home, env).public_keys(name)
+        own = FileKeys(home / "keyring") if name == IMPORTS else key_store(home, env)
+        return own.public_keys(name)
     if not (found := FileKeys(Path(folder).expanduser()).public_keys(name)):
         raise ConfigurationError(
             f"{TRUSTED} is {folder}, which has no {name}/*.pub; copy there what is trusted, such "
