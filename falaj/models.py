@@ -113,7 +113,7 @@ def _find(
         )
     if version is not None:
         return registry.version(name, version), registry
-    found = registry.by_alias(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
+    found = registry.pointed_at(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
     if found is None:
         raise RegistryError(
             f"{name} has neither a champion nor a candidate; `falaj models list` shows "

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.contracts.base import Contract, ModelVersionRef
+from tasks.governance.signing import check_record
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import drop, put, send
 from tasks.registry.connection import (
@@ -70,6 +72,11 @@ class RegisteredVersion:
 
     def __str__(self) -> str:
         return f"{self.name} version {self.number}"
+
+    @property
+    def promotion(self) -> str:
+        """What the signature of its promotion names."""
+        return f"promotions/{self.name}/{self.run_id}"
 
     @property
     def ref(self) -> ModelVersionRef:
@@ -176,7 +183,18 @@ class Registry:
             return sorted(model.name for model in self._client.search_registered_models())
 
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
-        """The version that an alias points at, None where there is no such alias or model."""
+        """The version that an alias points at, None where there is no such alias or model.
+
+        Raises:
+            SignatureError: it is the champion, and what was signed at its promotion is another.
+        """
+        version = self.pointed_at(name, alias)
+        if version is not None and alias == CHAMPION:
+            _check_promoted(version.state, version.promotion, version.tags.get(MANIFEST_TAG, ""))
+        return version
+
+    def pointed_at(self, name: str, alias: str) -> RegisteredVersion | None:
+        """As `by_alias`, whoever moved the alias: to look at it, or to move it."""
         number = self.aliases(name).get(alias)
         return None if number is None else self.version(name, number)
 
@@ -200,14 +218,13 @@ class Registry:
 
     def set_alias(self, version: RegisteredVersion, alias: str) -> None:
         """Point an alias at a version, in one transaction; does nothing where it already is."""
-        current = self.by_alias(version.name, alias)
-        if current is None or current.number != version.number:
+        if self.aliases(version.name).get(alias) != version.number:
             with explained(self.location):
                 self._client.set_registered_model_alias(version.name, alias, str(version.number))
 
     def remove_alias(self, name: str, alias: str) -> None:
         """Let an alias point at nothing; does nothing where there is none."""
-        if self.by_alias(name, alias) is not None:
+        if alias in self.aliases(name):
             with explained(self.location):
                 self._client.delete_registered_model_alias(name, alias)
 
@@ -352,6 +369,12 @@ class Registry:
             state=self.location.state,
             created=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
         )
+
+
+@cache
+def _check_promoted(state: Path, subject: str, manifest_sha256: str) -> None:
+    """Once a process where it holds: servers ask for the champion every few seconds."""
+    check_record(state, subject, {"model.json": manifest_sha256})
 
 
 @contextmanager

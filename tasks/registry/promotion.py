@@ -14,6 +14,7 @@ from tasks.contracts.release import (
     Rollback,
     Withdrawal,
 )
+from tasks.governance import signing
 from tasks.kernel.errors import ArtifactError, RegistryError
 from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.registry.approval import (
@@ -36,6 +37,7 @@ from tasks.registry.mlflow_registry import (
     CHAMPION,
     DECISION_SHA_TAG,
     DECISION_TAG,
+    MANIFEST_TAG,
     NOBODY,
     PREVIOUS_TAG,
     WITHDRAWN_TAG,
@@ -43,7 +45,7 @@ from tasks.registry.mlflow_registry import (
     Registry,
     held_registry,
 )
-from tasks.registry.model_folder import read_version
+from tasks.registry.model_folder import MANIFEST_FILE, read_version
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,8 @@ def promote(
             _record(registry, version, decision)
             if decision.promoted:
                 note_promotion(registry, version, now)
+                promoted = {MANIFEST_FILE: version.tags.get(MANIFEST_TAG, "")}
+                signing.record(version.state, version.promotion, promoted)
                 registry.set_alias(version, CHAMPION)
     _log(decision)
     return decision
@@ -422,7 +426,7 @@ def withdraw(
     """
     with held_registry(location) as registry:
         version = registry.version(name, number)
-        current = registry.by_alias(name, CHAMPION)
+        current = registry.pointed_at(name, CHAMPION)
         registry.set_tags(version, {WITHDRAWN_TAG: reason})
         champion = current
         if current is not None and registry.why_withdrawn(registry.version(name, current.number)):
