@@ -24,7 +24,7 @@ from tasks.registry.mlflow_registry import (
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import is_signed, read_evaluation, read_version, sign_version
+from tasks.registry.model_folder import read_evaluation, read_version, sign_version
 from tasks.registry.promotion import answer_and_promote, judge_only
 from tasks.registry.promotion import withdraw as withdraw_version
 from tasks.release.ledger import ReleaseLedger
@@ -208,29 +208,23 @@ def verify(
 def sign(
     model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
 ) -> Shown:
-    """Sign versions that have no signature: of before there were any, or of a lost key.
+    """Sign a version that has no signature that is trusted, such as one of an earlier release.
 
-    Their files must have the registry's digests. You vouch for them by it, so look first; the audit
-    trail says who did.
+    Its files must have the registry's digests. You vouch for them by it; the audit trail says so.
 
     Args:
         model: Registered model (default: the use case's).
-        version: This one, whoever signed it (default: all that have no signature).
+        version: Its version (default: the champion, else the candidate).
 
     Raises:
         RegistryError: there is none, or a file is missing or was changed.
 
     Examples:
-        falaj models sign
         falaj models sign flight-delay 3
     """
-    found, registry = _find(model, version, context)
-    asked = [found] if version else registry.versions(found.name)
-    wanted = [one for one in asked if version or not is_signed(one)]
-    for one in wanted:
-        sign_version(one)
-    lines = [row("Signed", one) for one in wanted] or [row("Signed", "all have a signature")]
-    return Shown([one.ref for one in wanted], lines)
+    found, _ = _find(model, version, context)
+    sign_version(found)
+    return Shown(found.ref, [row("Signed", found)])
 
 
 @app.command

@@ -31,15 +31,14 @@ from infra.deploying.pools import check_image, pool_items, read_image, without_l
 from infra.platform.api import wait_for_server
 from tasks.contracts.hardware import known_class, read_classes
 from tasks.governance import signing
+from tasks.governance.signing import record_path
 from tasks.kernel.errors import SignatureError, TransientError
-from tasks.kernel.keys.choice import trusted_keys
-from tasks.kernel.keys.store import MODELS
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import state_identity
 
 AnyItem = TypeVar("AnyItem", bound=Item)
 NUM_ATTEMPTS = 3
-SIGNED_AS = "deployments/all"
+ALL = "deployments/all"
 """Where a server that starts is waited for, one that restarts meanwhile is tried again."""
 
 
@@ -144,8 +143,9 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
         outcome = await _compared(client, plan)
         outcome.written = written
     await _add_remarks(client, plan, outcome)
-    if not outcome.differences:
-        await _sign(client, plan)
+    home = Settings.from_environment().home
+    if not outcome.differences and (written or signing.read(record_path(home, ALL)) is None):
+        signing.sign(home, ALL, await _digests(client, plan))
     return outcome
 
 
@@ -156,21 +156,11 @@ async def _digests(client: PrefectClient, plan: Plan) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-async def _sign(client: PrefectClient, plan: Plan) -> None:
-    """Sign the deployments as they are on the server now, unless they are signed so already."""
-    home, found = Settings.from_environment().home, await _digests(client, plan)
-    known = signing.read(signing.record_path(home, SIGNED_AS))
-    try:
-        signing.verify(trusted_keys(home, MODELS), SIGNED_AS, known, found)
-    except SignatureError:
-        signing.record(home, SIGNED_AS, found)
-
-
 async def _add_unsigned(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:
     """Say where the server has another deployment than the last deploy signed."""
     home, found = Settings.from_environment().home, await _digests(client, plan)
     try:
-        signing.check_record(home, SIGNED_AS, found)
+        signing.check_record(home, ALL, found)
     except SignatureError as exc:
         outcome.differences.append(f"{exc}; somebody changed it on the server: deploy again")
 

@@ -8,7 +8,7 @@ nothing of it: for that, sign with `cosign` as well.
 
 import sys
 
-from tasks.governance.signing import record
+from tasks.governance.signing import sign as sign_digest
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 
@@ -22,7 +22,7 @@ def sign(image: str) -> None:
     _, mark, digest = image.partition("@sha256:")
     if not mark or len(digest) != 64:
         raise ConfigurationError(f"{image} is no NAME@sha256:DIGEST. Nothing was signed")
-    record(Settings.from_environment().home, f"images/{digest}", {"manifest.json": digest})
+    sign_digest(Settings.from_environment().home, f"images/{digest}", {"manifest.json": digest})
 
 
 if __name__ == "__main__":

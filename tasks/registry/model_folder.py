@@ -38,7 +38,7 @@ from tasks.contracts.training import (
 from tasks.governance import signing
 from tasks.kernel.errors import RegistryError, SignatureError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
-from tasks.kernel.settings import ArtifactStore, bring, drop, put, send
+from tasks.kernel.settings import ArtifactStore, bring, drop, send
 from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
@@ -208,16 +208,22 @@ def remove_unlisted(folder: Path, listed: VariantList) -> None:
             drop(path)
 
 
-def read_version(version: RegisteredVersion) -> VersionRecord:
-    """Read a version back and check every file against the digests in the registry's database."""
+def read_version(version: RegisteredVersion, *, signed: bool = True) -> VersionRecord:
+    """Read a version back; check signatures, and every file by the registry's digests.
+
+    Args:
+        version: as the registry's database knows it.
+        signed: else signatures are not asked for.
+    """
+    read_value = _signed_value if signed else _read_value
     ref, folder, damage = version.ref, bring(version.folder), list[str]()
     manifest, imported, variants = None, None, None
     try:
         if ORIGIN_TAG in version.tags:
-            imported = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ImportedManifest, damage)
+            imported = read_value(version, MANIFEST_FILE, MANIFEST_TAG, ImportedManifest, damage)
         else:
-            manifest = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelManifest, damage)
-        variants = _read_value(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
+            manifest = read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelManifest, damage)
+        variants = read_value(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
     except SignatureError as exc:
         return VersionRecord(ref, None, None, (*damage, str(exc)), refused=exc)
     expected: dict[str, str] = {}
@@ -306,7 +312,7 @@ def verified_manifest(version: RegisteredVersion, kind: type[Value]) -> Value:
     """
     damage: list[str] = []
     bring(version.folder)
-    value = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, kind, damage)
+    value = _signed_value(version, MANIFEST_FILE, MANIFEST_TAG, kind, damage)
     if value is None:
         raise _unusable(version, "; ".join(damage) or "it has no manifest")
     return value
@@ -324,7 +330,7 @@ def _unusable(version: RegisteredVersion, damage: str) -> RegistryError:
     )
 
 
-def _read_value(
+def _signed_value(
     version: RegisteredVersion, name: str, tag: str, kind: type[Value], damage: list[str]
 ) -> Value | None:
     """A value with the digest of the registry's database and a signature that fits.
@@ -332,7 +338,7 @@ def _read_value(
     Raises:
         SignatureError: it has none.
     """
-    if (value := _parsed(version, name, tag, kind, damage)) is None:
+    if (value := _read_value(version, name, tag, kind, damage)) is None:
         return None
     subject, source = subject_of(version.name, version.run_id), version.folder / name
     try:
@@ -346,7 +352,7 @@ def _read_value(
     return value
 
 
-def _parsed(
+def _read_value(
     version: RegisteredVersion, name: str, tag: str, kind: type[Value], damage: list[str]
 ) -> Value | None:
     expected = version.tags.get(tag)
@@ -554,43 +560,31 @@ def sign_manifest(state: Path, name: str, run_id: str, folder: Path) -> None:
         SignatureError: the key is not trusted here.
         TransientError, StorageError, ConfigurationError: the key store or the disk refuses.
     """
-    names = (path.name for path in folder.iterdir() if not path.name.endswith(signing.END))
+    names = (path.name for path in folder.iterdir())
     _sign(state, subject_of(name, run_id), folder, MANIFEST_FILE, names)
 
 
 def sign_version(version: RegisteredVersion) -> None:
-    """Sign a version as it is now by the digests of the registry's database.
+    """Sign a version as it is now, where its files have the digests of the registry's database.
 
     Raises:
         RegistryError: a file is missing or damaged. Nothing was signed.
     """
-    damage: list[str] = []
-    folder, subject = bring(version.folder), subject_of(version.name, version.run_id)
-    files = _parsed(version, MANIFEST_FILE, MANIFEST_TAG, ModelFiles, damage)
-    variants = _parsed(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
-    expected = {name: record.sha256 for name, record in files.files.items()} if files else {}
-    kept = _kept(variants) if variants else {}
-    named = {**expected, **kept}.items()
-    damage += [text for name, sha256 in named if (text := _damage(folder / name, sha256))]
-    if damage or files is None:
-        raise _unusable(version, "; ".join(damage) or "it has no manifest")
-    _sign(version.state, subject, folder, MANIFEST_FILE, (MANIFEST_FILE, *expected))
-    if variants is not None:
-        _sign(version.state, subject, folder, VARIANTS_FILE, (VARIANTS_FILE, *kept))
-
-
-def is_signed(version: RegisteredVersion) -> bool:
-    """Whether there are signatures of all there is; nothing says yet that they fit."""
-    roots = {MANIFEST_FILE: MANIFEST_TAG, VARIANTS_FILE: VARIANTS_TAG}
-    there = [
-        version.folder / f"{root}{signing.END}" for root, t in roots.items() if t in version.tags
-    ]
-    return all(signing.read(path) is not None for path in there)
+    record = read_version(version, signed=False)
+    described, subject = (
+        record.manifest or record.imported,
+        subject_of(version.name, version.run_id),
+    )
+    if record.damage or described is None:
+        raise _unusable(version, "; ".join(record.damage) or "it has no manifest")
+    _sign(version.state, subject, version.folder, MANIFEST_FILE, described.files)
+    if record.variants is not None:
+        _sign(version.state, subject, version.folder, VARIANTS_FILE, _kept(record.variants))
 
 
 def _sign(state: Path, subject: str, folder: Path, root: str, names: Iterable[str]) -> None:
-    target = folder / f"{root}{signing.END}"
-    put(target, signing.sign(state, subject, signing.digests(folder, names)))
+    files = signing.digests(folder, {root, *names})
+    signing.sign(state, subject, files, folder / f"{root}{signing.END}")
 
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -625,8 +619,8 @@ def attach_variants(
         if attached and not record.damage:
             return ref
         digest = write_variants(version.folder, listed, store)
-        subject, names = subject_of(ref.name, ref.run_id), (VARIANTS_FILE, *_kept(listed))
-        _sign(version.state, subject, version.folder, VARIANTS_FILE, names)
+        subject = subject_of(ref.name, ref.run_id)
+        _sign(version.state, subject, version.folder, VARIANTS_FILE, _kept(listed))
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)

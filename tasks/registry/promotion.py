@@ -83,7 +83,7 @@ def promote(
             if decision.promoted:
                 note_promotion(registry, version, now)
                 promoted = {MANIFEST_FILE: version.tags.get(MANIFEST_TAG, "")}
-                signing.record(version.state, version.promotion, promoted)
+                signing.sign(version.state, version.promotion, promoted)
                 registry.set_alias(version, CHAMPION)
     _log(decision)
     return decision

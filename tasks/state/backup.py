@@ -5,9 +5,9 @@ that is made while the loop runs names nothing that it lacks. Its list is writte
 whole, or it is not there. What a cut-off one has sent, the next one does not send again.
 """
 
-import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ from tasks.governance import signing
 from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, ConfigurationError, SignatureError, TransientError
 from tasks.kernel.keys.choice import TRUSTED, trusted_keys
-from tasks.kernel.keys.store import MODELS, id_of
+from tasks.kernel.keys.store import MODELS
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
 from tasks.metadata.database import held_everywhere
@@ -40,6 +40,8 @@ NUM_THREADS, LISTINGS = 8, 10
 SETTLED_S = 10
 """A file is read again that changed so shortly before the last backup: it may have changed since
 within one tick of its clock."""
+SIGNED = re.compile(r"mlflow/artifacts/.+/artifacts/model/(model|variants)\.json")
+"""Files of models that are signed."""
 Say = Callable[[str], None]
 Sign = Callable[..., None]
 
@@ -352,44 +354,29 @@ def _brought(location: Location, backup: Backup, folder: Path) -> Iterator[tuple
 
 
 def check_signatures(source: Location, backup: Backup) -> None:
-    """See that a trusted key signed all of a backup that has a signature, before any is used.
+    """See that keys of `FALAJ_TRUSTED_KEYS` signed the models of a backup, before any is used.
 
-    Trusted are the keys of `FALAJ_TRUSTED_KEYS`, else those that the backup has itself: these tell
-    of damage and of a change by somebody without a key, and not of a forged backup.
+    Without that folder nothing is asked here: the only keys would be those of the backup itself.
+    Models are asked about again whenever they are loaded.
 
     Raises:
-        SignatureError: one does not fit, or a key is not trusted.
-        ArtifactError: content is absent, or was changed.
+        SignatureError: one is not signed, is of other content, or by no key that is trusted.
     """
-    trusted: dict[str, bytes] = {}
-    if folder := os.environ.get(TRUSTED):
-        trusted.update(trusted_keys(Path(folder), MODELS))
+    if not os.environ.get(TRUSTED):
+        return
+    trusted = trusted_keys(Path(), MODELS)
     for name, kept in backup.files.items():
-        if PurePosixPath(name).match(f"keyring/{MODELS}/*.pub") and not folder:
-            pem = _read(source, name, kept)
-            trusted[id_of(pem)] = pem
-    for name, kept in backup.files.items():
-        signed = backup.files.get(name.removesuffix(signing.END))
-        if not name.endswith(signing.END) or signed is None:
+        if not SIGNED.fullmatch(name):
             continue
-        text, file = _read(source, name, kept).decode(errors="replace"), PurePosixPath(name).stem
-        subject = signing.subject_in(text)
-        if subject.rpartition("/")[2] not in PurePosixPath(name).parts:  # a run, or a build's key
+        bundle = backup.files.get(f"{name}{signing.END}", Kept())
+        text = (source.read(object_name(bundle.sha256)) or b"").decode(errors="replace")
+        subject, file = signing.subject_in(text), PurePosixPath(name)
+        if subject.rpartition("/")[2] != file.parts[-4]:  # the run
             subject = name
         try:
-            signing.verify(trusted, subject, text, {file: signed.sha256})
+            signing.verify(trusted, subject, text, {file.name: kept.sha256})
         except SignatureError as exc:
             raise SignatureError(f"{name} of backup {backup.name}: {exc}") from exc
-
-
-def _read(source: Location, name: str, kept: Kept) -> bytes:
-    content = source.read(object_name(kept.sha256))
-    if content is None or hashlib.sha256(content).hexdigest() != kept.sha256:
-        raise ArtifactError(
-            f"{source.url}/{object_name(kept.sha256)}, the content of {name}, is absent or was "
-            "changed. Nothing was restored; use another backup"
-        )
-    return content
 
 
 def restore(

@@ -302,10 +302,10 @@ def sign_baseline(settings: Settings, use_case: str, name: str) -> None:
     Raises:
         TransientError, StorageError, ConfigurationError: the key store or the disk refuses.
     """
-    from tasks.governance.signing import record
+    from tasks.governance.signing import sign
 
     files = _baseline_files(settings.feature_repo, name)
-    record(settings.home, f"suites/{use_case}/{name}", files)
+    sign(settings.home, f"suites/{use_case}/{name}", files)
 
 
 def check_baseline(settings: Settings, use_case: str, name: str) -> None:
