@@ -71,7 +71,6 @@ def approve_baseline(
     last: Last | None = None,
     suite: list[str] | None = None,
     reviewed: str | None = None,
-    sign: bool = False,
     dry_run: DryRun = False,
     context: Here,
 ) -> Shown:
@@ -82,8 +81,7 @@ def approve_baseline(
         end: First moment after the window.
         last: The newest so long instead, by the use case's clock, such as 180d.
         suite: This suite only; may be repeated.
-        reviewed: When and how a person reviewed the bands.
-        sign: Only sign the files as they are now, after a review that changed them.
+        reviewed: When and how a person reviewed the bands; signs them, and no others count then.
         dry_run: Profile, and write no file.
 
     Raises:
@@ -92,10 +90,7 @@ def approve_baseline(
 
     Examples:
         falaj baseline 2013-01-01T05:00Z 2013-07-01T05:00Z --dry-run
-        falaj baseline --sign --suite raw_weather
     """
-    if sign:
-        return _sign_baselines(suite, context.settings)
     from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
     from tasks.validation.suites import sign_baseline
 
@@ -121,28 +116,15 @@ def approve_baseline(
             written = "not written"
             if not dry_run:
                 path = write_baseline(baseline, settings.feature_repo, sources[name].suite)
-                sign_baseline(settings, config.name, name)
+                if reviewed:
+                    sign_baseline(settings, config.name, name)
                 written = f"{path.name} {digest_of(path)[:12]}"
             lines.append(
                 f"{name:<28}{baseline.num_periods:>4} days, {len(baseline.bands):>3} columns, "
                 f"{written}"
             )
-    review = "Review the files, note in `reviewed` when and how, then `falaj baseline --sign`."
+    review = "Review the files, then say when and how: the same again with --reviewed signs them."
     return Shown(made, [*lines, "No baseline was written" if dry_run else review])
-
-
-def _sign_baselines(names: list[str] | None, settings: Settings) -> Shown:
-    from tasks.validation.suites import BASELINE_FOLDER, FOLDER, sign_baseline
-
-    folder = settings.feature_repo / FOLDER / BASELINE_FOLDER
-    there = sorted(path.stem for path in folder.glob("*.yaml"))
-    if unknown := sorted({*(names or ())} - {*there}):
-        raise ConfigurationError(
-            f"{folder} has no {', '.join(unknown)}; it has {', '.join(there)}. Nothing was signed"
-        )
-    for name in names or there:
-        sign_baseline(settings, settings.use_case, name)
-    return Shown(names or there, [row("Signed", name) for name in names or there])
 
 
 def _cut(

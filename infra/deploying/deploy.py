@@ -27,7 +27,7 @@ from infra.deploying.automations import (
 from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items, on_all_classes
 from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read_use_cases
 from infra.deploying.items import RESULTS, Item, Outcome, use_case_block
-from infra.deploying.pools import check_image, pool_items, read_image, without_leases
+from infra.deploying.pools import pool_items, read_image, without_leases
 from infra.platform.api import wait_for_server
 from tasks.contracts.hardware import known_class, read_classes
 from tasks.governance import signing
@@ -84,9 +84,7 @@ def make_plan(
                 known_class(name, classes, f"{use_case.name}: routing.{stage}")
     image = None
     if pool_type == "kubernetes":
-        image = read_image()
-        check_image(Settings.from_environment().home, image)
-        use_cases = tuple(without_leases(each) for each in use_cases)
+        image, use_cases = read_image(), tuple(without_leases(each) for each in use_cases)
 
     def resuming(items: Sequence[AnyItem]) -> tuple[AnyItem, ...]:
         return tuple(replace(item, resume=resume) for item in items)
@@ -113,8 +111,15 @@ async def check(client: PrefectClient, plan: Plan) -> Outcome:
     """Compare all, change nothing."""
     outcome = await _compared(client, plan)
     await _add_remarks(client, plan, outcome)
-    await _add_unsigned(client, plan, outcome)
+    try:
+        signing.check_record(_home(), ALL, await _digests(client, plan))
+    except SignatureError as exc:
+        outcome.differences.append(f"{exc}; somebody changed it on the server: deploy again")
     return outcome
+
+
+def _home() -> Path:
+    return Settings.from_environment().home
 
 
 async def _compared(client: PrefectClient, plan: Plan) -> Outcome:
@@ -143,26 +148,16 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
         outcome = await _compared(client, plan)
         outcome.written = written
     await _add_remarks(client, plan, outcome)
-    home = Settings.from_environment().home
-    if not outcome.differences and (written or signing.read(record_path(home, ALL)) is None):
-        signing.sign(home, ALL, await _digests(client, plan))
+    if not outcome.differences and (written or not record_path(_home(), ALL).exists()):
+        signing.sign(_home(), ALL, await _digests(client, plan))
     return outcome
 
 
 async def _digests(client: PrefectClient, plan: Plan) -> dict[str, str]:
-    """SHA-256 of each deployment as the server has it now."""
-    found = [(item.label, await item.found(client)) for item in plan.deployments]
-    texts = {n: json.dumps(f.view, sort_keys=True, default=str) for n, f in found if f}
+    """SHA-256 of each pool, image included, and deployment as the server has it; of no secret."""
+    found = [(i.label, await i.found(client)) for i in plan.items if not i.is_secret]
+    texts = {name: json.dumps(one.view, sort_keys=True, default=str) for name, one in found if one}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-
-
-async def _add_unsigned(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:
-    """Say where the server has another deployment than the last deploy signed."""
-    home, found = Settings.from_environment().home, await _digests(client, plan)
-    try:
-        signing.check_record(home, ALL, found)
-    except SignatureError as exc:
-        outcome.differences.append(f"{exc}; somebody changed it on the server: deploy again")
 
 
 async def _add_remarks(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import PrefectClient
@@ -19,7 +18,6 @@ from prefect.exceptions import ObjectNotFound
 from infra.deploying.file import POOLS_FOLDER, Pool, PoolType, Queue, UseCase, read_pools_file
 from infra.deploying.items import Found, Item
 from tasks.contracts.hardware import CLASS_VARIABLE, HardwareClass, InCluster, kind_of
-from tasks.governance import signing
 from tasks.kernel.errors import ConfigurationError
 
 IMAGE_VARIABLE = "FALAJ_IMAGE"
@@ -44,16 +42,6 @@ def read_image(environment: Mapping[str, str] = os.environ) -> str:
             "registry.example.org/falaj@sha256:...; `make image` builds one. Nothing was deployed"
         )
     return image
-
-
-def check_image(home: Path, image: str) -> None:
-    """See that an image is signed, where `FALAJ_TRUSTED_KEYS` is set; see `infra.images.sign`.
-
-    Raises:
-        SignatureError: it is not, or is named by a tag, which may be of another image tomorrow.
-    """
-    digest = image.partition("@sha256:")[2] or image
-    signing.check_record(home, f"images/{digest}", {"manifest.json": digest})
 
 
 def without_leases(use_case: UseCase) -> UseCase:

@@ -17,7 +17,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives import serialization
 from pydantic import BaseModel
@@ -26,7 +27,7 @@ from tasks.governance.journal import Journal
 from tasks.kernel.errors import FalajError, SignatureError
 from tasks.kernel.files import digest_of
 from tasks.kernel.keys.choice import TRUSTED, key_store, trusted_keys
-from tasks.kernel.keys.store import IMPORTS, MODELS, KeyStore, Signature, check_signature
+from tasks.kernel.keys.store import ID_LENGTH, IMPORTS, MODELS, KeyStore, Signature, check_signature
 from tasks.kernel.settings import VALUE, ArtifactStore, StagedFolder, bring, put
 
 logger = logging.getLogger(__name__)
@@ -188,16 +189,6 @@ def refused(home: Path, subject: str, exc: FalajError) -> None:
         Journal(home / "audit").append("refuse-signature", subject=subject, code=exc.code, said=exc)
 
 
-class _Opened(NamedTuple):
-    """What is in a bundle."""
-
-    hint: str
-    payload: bytes
-    der: bytes
-    subject: str
-    files: dict[str, str]
-
-
 def verify(
     trusted: Mapping[str, bytes], subject: str, bundle: str | None, files: Mapping[str, str]
 ) -> str:
@@ -209,29 +200,33 @@ def verify(
     if bundle is None:
         raise SignatureError(f"{subject} has no signature; expected one of a trusted key")
     try:
-        opened = _open(bundle)
+        hint, payload, der, named, signed = _open(bundle)
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise _changed(subject, "it is no bundle of OpenSSF model signing 1.0") from exc
-    key = next((i for i, pem in trusted.items() if _hint(pem) == opened.hint), opened.hint[:16])
-    encoded = b"DSSEv1 %d %s %d " % (len(PAYLOAD), PAYLOAD.encode(), len(opened.payload))
-    check_signature(trusted, encoded + opened.payload, Signature(key, opened.der), subject)
-    if opened.subject != subject:
-        raise _changed(subject, f"it is of {opened.subject}")
-    if wrong := [name for name, sha256 in files.items() if opened.files.get(name) != sha256]:
-        raise _changed(subject, f"{', '.join(wrong)} is not what was signed")
+    key = next((i for i, pem in trusted.items() if _hint(pem) == hint), hint[:ID_LENGTH])
+    encoded = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
+    check_signature(trusted, encoded, Signature(key, der), subject)
+    wrong = [name for name, sha256 in files.items() if signed.get(name) != sha256]
+    if named != subject or wrong:
+        raise _changed(subject, f"it is of {named} and of another {', '.join(wrong) or 'subject'}")
     return key
 
 
 def subject_in(bundle: str | None) -> str:
     """What a bundle says that it is of; nobody has checked it. Empty where it says nothing."""
     with suppress(ValueError, KeyError, TypeError, RecursionError):
-        return _open(bundle or "").subject
+        return _open(bundle or "")[3]
     return ""
 
 
-def _open(bundle: str) -> _Opened:
+def _open(bundle: str) -> tuple[str, bytes, bytes, str, dict[str, str]]:
+    """Name of the key, what is signed, the signature, and the subject and files that it tells of.
+
+    Raises:
+        ValueError, KeyError, TypeError, RecursionError: it is no such bundle.
+    """
     content = json.loads(bundle)
-    envelope = content["dsseEnvelope"]
+    envelope, hint = content["dsseEnvelope"], content["verificationMaterial"]["publicKey"]["hint"]
     (one,) = envelope["signatures"]
     payload = base64.b64decode(envelope["payload"], validate=True)
     said = json.loads(payload)
@@ -242,13 +237,8 @@ def _open(bundle: str) -> _Opened:
     kinds += [said["predicate"]["serialization"]["method"], digest]
     if kinds != [BUNDLE, PAYLOAD, STATEMENT, PREDICATE, "files", root]:
         raise ValueError(kinds)
-    return _Opened(
-        hint=str(content["verificationMaterial"]["publicKey"]["hint"]),
-        payload=payload,
-        der=base64.b64decode(one["sig"], validate=True),
-        subject=name,
-        files={r["name"]: r["digest"] for r in resources if r["algorithm"] == "sha256"},
-    )
+    files = {r["name"]: r["digest"] for r in resources if r["algorithm"] == "sha256"}
+    return str(hint), payload, base64.b64decode(one["sig"], validate=True), name, files
 
 
 def _changed(subject: str, why: str) -> SignatureError:
@@ -264,32 +254,21 @@ def _hint(pem: bytes) -> str:
     return hashlib.sha256(serialization.load_pem_public_key(pem).public_bytes(*form)).hexdigest()
 
 
-class _Key:
-    """A private key that stays in its store, as the library uses one."""
-
-    def __init__(self, keys: KeyStore) -> None:
-        self.keys = keys
-        self.id = keys.sign(MODELS, b"").key_id  # makes the first one
-
-    def public_key(self) -> Any:
-        """Of the version that signs."""
-        return serialization.load_pem_public_key(self.keys.public_keys(MODELS)[self.id])
-
-    def sign(self, content: bytes, algorithm: object) -> bytes:
-        """Sign with SHA-256, as the store does for P-256."""
-        made = self.keys.sign(MODELS, content)
-        self.id = made.key_id
-        return made.der
-
-
 def _bundle(keys: KeyStore, subject: str, files: Mapping[str, str]) -> str:
     from model_signing import manifest
     from model_signing._hashing.hashing import Digest
     from model_signing._signing import sign_ec_key, signing
 
+    key_id = keys.sign(MODELS, b"").key_id  # makes the first key
+
     class Signer(sign_ec_key.Signer):
-        def __init__(self) -> None:  # the library's own reads a file
-            self._private_key: Any = _Key(keys)
+        def __init__(self) -> None:  # the library's own reads a private key from a file
+            self._private_key: Any = SimpleNamespace(
+                public_key=lambda: serialization.load_pem_public_key(
+                    keys.public_keys(MODELS)[key_id]
+                ),
+                sign=lambda content, _: keys.sign(MODELS, content).der,
+            )
 
     form = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
     kind = manifest.SerializationType.from_args(form)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.governance import signing
 from tasks.kernel import files
-from tasks.kernel.errors import ArtifactError, ConfigurationError, SignatureError, TransientError
+from tasks.kernel.errors import ArtifactError, ConfigurationError, TransientError
 from tasks.kernel.keys.choice import TRUSTED, trusted_keys
 from tasks.kernel.keys.store import MODELS
 from tasks.kernel.location import OBJECTS, Location, object_name
@@ -371,12 +371,9 @@ def check_signatures(source: Location, backup: Backup) -> None:
         bundle = backup.files.get(f"{name}{signing.END}", Kept())
         text = (source.read(object_name(bundle.sha256)) or b"").decode(errors="replace")
         subject, file = signing.subject_in(text), PurePosixPath(name)
-        if subject.rpartition("/")[2] != file.parts[-4]:  # the run
-            subject = name
-        try:
-            signing.verify(trusted, subject, text, {file.name: kept.sha256})
-        except SignatureError as exc:
-            raise SignatureError(f"{name} of backup {backup.name}: {exc}") from exc
+        is_of_run = subject.endswith(f"/{file.parts[-4]}")
+        signed = {file.name: kept.sha256}
+        signing.verify(trusted, subject if is_of_run else name, text, signed)
 
 
 def restore(

@@ -326,8 +326,7 @@ def check_baseline(settings: Settings, use_case: str, name: str) -> None:
             signing.check_record(settings.home, subject, files or {f"{name}.yaml": ""})
     except SignatureError as exc:
         raise SignatureError(
-            f"{exc}. Nothing was validated; once you have reviewed the bands, `falaj baseline "
-            f"--sign --suite {name}` signs them as they are"
+            f"{exc}. Nothing was validated; `falaj baseline --reviewed` makes and signs others"
         ) from exc
 
 
