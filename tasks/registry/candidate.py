@@ -41,13 +41,7 @@ from tasks.registry.mlflow_registry import (
     Registry,
     held_registry,
 )
-from tasks.registry.model_folder import (
-    VersionRecord,
-    read_version,
-    sign_manifest,
-    write_import,
-    write_model,
-)
+from tasks.registry.model_folder import VersionRecord, read_version, write_import, write_model
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +153,6 @@ def _register(
     draw_pictures(evaluation, run.folder / "pictures")
     folder, commit = run.folder / MODEL_FOLDER, tags["code_commit"]
     manifest = write_model(folder, trained, evaluation, snapshot, config.model_name, commit, store)
-    sign_manifest(registry.location.state, config.model_name, run.run_id, folder)
     described = _describe(trained, evaluation)
     return registry.add_version(config.model_name, run, {**tags, MANIFEST_TAG: manifest}, described)
 
@@ -285,9 +278,7 @@ def register_import(
             run = registry.start_run(config.experiment, run_name, tags)
             digests = {f"sha256.{name}": digest for name, digest in imported.files.items()}
             registry.log(run.run_id, {**imported.origin, **digests}, [])
-            folder = run.folder / MODEL_FOLDER
-            manifest = write_import(folder, imported, name, code_commit, store)
-            sign_manifest(location.state, name, run.run_id, folder)
+            manifest = write_import(run.folder / MODEL_FOLDER, imported, name, code_commit, store)
             text = f"Trained elsewhere ({tags[ORIGIN_TAG]}); family {imported.family}."
             version = registry.add_version(name, run, {**tags, MANIFEST_TAG: manifest}, text)
         registry.end_run(version.run_id)

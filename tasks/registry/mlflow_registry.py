@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.contracts.base import Contract, ModelVersionRef
-from tasks.governance.signing import check_record
+from tasks.governance import signing
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import drop, put, send
 from tasks.registry.connection import (
@@ -51,7 +51,7 @@ PREVIOUS_TAG = "previous_champion"
 WITHDRAWN_TAG = "withdrawn"  # of a version that must never serve again: why
 OWNER_TAG = "use_case"  # of a registered model: who registers and promotes under its name
 NOBODY = "none"
-MODEL_FOLDER = "model"
+MODEL_FOLDER, MANIFEST_FILE = "model", "model.json"
 _MAX_PARAMETERS = 100  # MLflow's bounds on one batch
 _MAX_METRICS = 1000
 
@@ -74,9 +74,9 @@ class RegisteredVersion:
         return f"{self.name} version {self.number}"
 
     @property
-    def promotion(self) -> str:
-        """What the signature of its promotion names."""
-        return f"promotions/{self.name}/{self.run_id}"
+    def subject(self) -> str:
+        """What its signatures name: its run too, so that no folder stands for another."""
+        return f"models/{self.name}/{self.run_id}"
 
     @property
     def ref(self) -> ModelVersionRef:
@@ -190,7 +190,7 @@ class Registry:
         """
         version = self.pointed_at(name, alias)
         if version is not None and alias == CHAMPION:
-            _check_promoted(version.state, version.promotion, version.tags.get(MANIFEST_TAG, ""))
+            _check_promoted(version.state, version.subject, version.tags.get(MANIFEST_TAG, ""))
         return version
 
     def pointed_at(self, name: str, alias: str) -> RegisteredVersion | None:
@@ -250,12 +250,19 @@ class Registry:
     def add_version(
         self, name: str, run: StartedRun, tags: Mapping[str, str], description: str
     ) -> RegisteredVersion:
-        """Make a run's model folder a new version, tags included, in one transaction."""
+        """Sign a run's model folder and make it a new version, tags included, in one transaction.
+
+        Raises:
+            SignatureError: the key is not trusted here.
+        """
+        folder, subject = run.folder / MODEL_FOLDER, f"models/{name}/{run.run_id}"
+        signed = signing.digests(folder, (path.name for path in folder.iterdir()))
+        signing.sign(self.location.state, subject, signed, folder / f"{MANIFEST_FILE}{signing.END}")
         with explained(self.location):
             if not self._model(name):
                 self._client.create_registered_model(name)
             send(run.folder)
-            source = self.location.address(run.folder / MODEL_FOLDER)
+            source = self.location.address(folder)
             made = self._client.create_model_version(
                 name, source, run.run_id, tags=dict(tags), description=description
             )
@@ -374,7 +381,7 @@ class Registry:
 @cache
 def _check_promoted(state: Path, subject: str, manifest_sha256: str) -> None:
     """Once a process where it holds: servers ask for the champion every few seconds."""
-    check_record(state, subject, {"model.json": manifest_sha256})
+    signing.check_record(state, f"promotions/{subject}", {MANIFEST_FILE: manifest_sha256})
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     KEPT_TAG,
+    MANIFEST_FILE,
     MANIFEST_TAG,
     NOBODY,
     ORIGIN_TAG,
@@ -340,10 +341,9 @@ def _signed_value(
     """
     if (value := _read_value(version, name, tag, kind, damage)) is None:
         return None
-    subject, source = subject_of(version.name, version.run_id), version.folder / name
+    files, source = {name: version.tags[tag]}, version.folder / f"{name}{signing.END}"
     try:
-        files = {name: version.tags[tag]}
-        signing.check(version.state, subject, files, Path(f"{source}{signing.END}"))
+        signing.check(version.state, version.subject, files, source)
     except SignatureError as exc:
         raise SignatureError(
             f"{version} cannot be used, {name}: {exc}. A version that was registered before there "
@@ -420,7 +420,6 @@ def _write_value(path: Path, value: BaseModel) -> str:
     return digest_of(path)
 
 
-MANIFEST_FILE = "model.json"
 VARIANTS_FILE = "variants.json"
 PROGRAM_FILE = "program.pt2"
 EVALUATION_FILE = "evaluation.json"
@@ -548,22 +547,6 @@ class VersionRecord:
     """Where a signature is missing or does not fit; nothing else was read then."""
 
 
-def subject_of(name: str, run_id: str) -> str:
-    """What the signatures of a version name: its run too, so that no folder stands for another."""
-    return f"models/{name}/{run_id}"
-
-
-def sign_manifest(state: Path, name: str, run_id: str, folder: Path) -> None:
-    """Sign a new version's folder, before it has variants and before it is seen.
-
-    Raises:
-        SignatureError: the key is not trusted here.
-        TransientError, StorageError, ConfigurationError: the key store or the disk refuses.
-    """
-    names = (path.name for path in folder.iterdir())
-    _sign(state, subject_of(name, run_id), folder, MANIFEST_FILE, names)
-
-
 def sign_version(version: RegisteredVersion) -> None:
     """Sign a version as it is now, where its files have the digests of the registry's database.
 
@@ -571,20 +554,17 @@ def sign_version(version: RegisteredVersion) -> None:
         RegistryError: a file is missing or damaged. Nothing was signed.
     """
     record = read_version(version, signed=False)
-    described, subject = (
-        record.manifest or record.imported,
-        subject_of(version.name, version.run_id),
-    )
+    described = record.manifest or record.imported
     if record.damage or described is None:
         raise _unusable(version, "; ".join(record.damage) or "it has no manifest")
-    _sign(version.state, subject, version.folder, MANIFEST_FILE, described.files)
+    _sign(version, MANIFEST_FILE, described.files)
     if record.variants is not None:
-        _sign(version.state, subject, version.folder, VARIANTS_FILE, _kept(record.variants))
+        _sign(version, VARIANTS_FILE, _kept(record.variants))
 
 
-def _sign(state: Path, subject: str, folder: Path, root: str, names: Iterable[str]) -> None:
-    files = signing.digests(folder, {root, *names})
-    signing.sign(state, subject, files, folder / f"{root}{signing.END}")
+def _sign(version: RegisteredVersion, root: str, names: Iterable[str]) -> None:
+    files, target = signing.digests(version.folder, {root, *names}), f"{root}{signing.END}"
+    signing.sign(version.state, version.subject, files, version.folder / target)
 
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -619,8 +599,7 @@ def attach_variants(
         if attached and not record.damage:
             return ref
         digest = write_variants(version.folder, listed, store)
-        subject = subject_of(ref.name, ref.run_id)
-        _sign(version.state, subject, version.folder, VARIANTS_FILE, _kept(listed))
+        _sign(version, VARIANTS_FILE, _kept(listed))
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)

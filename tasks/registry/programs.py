@@ -334,6 +334,5 @@ def _check_copy(version: RegisteredVersion, copy: Artifact, expected: str) -> No
     if copy.sha256 != expected:
         raise SignatureError(
             f"{copy.uri}, the copy of a file of {version}, is {copy.sha256[:12]}, and "
-            f"{expected[:12]} is signed; it was changed since, or while it was copied. Nothing of "
-            "it was used; remove its folder and run again"
+            f"{expected[:12]} was signed. Nothing of it was used; remove its folder and run again"
         )

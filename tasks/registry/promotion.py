@@ -37,6 +37,7 @@ from tasks.registry.mlflow_registry import (
     CHAMPION,
     DECISION_SHA_TAG,
     DECISION_TAG,
+    MANIFEST_FILE,
     MANIFEST_TAG,
     NOBODY,
     PREVIOUS_TAG,
@@ -45,7 +46,7 @@ from tasks.registry.mlflow_registry import (
     Registry,
     held_registry,
 )
-from tasks.registry.model_folder import MANIFEST_FILE, read_version
+from tasks.registry.model_folder import read_version
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def promote(
             if decision.promoted:
                 note_promotion(registry, version, now)
                 promoted = {MANIFEST_FILE: version.tags.get(MANIFEST_TAG, "")}
-                signing.sign(version.state, version.promotion, promoted)
+                signing.sign(version.state, f"promotions/{version.subject}", promoted)
                 registry.set_alias(version, CHAMPION)
     _log(decision)
     return decision
