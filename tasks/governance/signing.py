@@ -27,7 +27,7 @@ from tasks.governance.journal import Journal
 from tasks.kernel.errors import FalajError, SignatureError
 from tasks.kernel.files import digest_of
 from tasks.kernel.keys.choice import TRUSTED, key_store, trusted_keys
-from tasks.kernel.keys.store import ID_LENGTH, IMPORTS, MODELS, KeyStore, Signature, check_signature
+from tasks.kernel.keys.store import IMPORTS, MODELS, KeyStore, Signature, check_signature
 from tasks.kernel.settings import VALUE, ArtifactStore, StagedFolder, bring, put
 
 logger = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ def verify(
         hint, payload, der, named, signed = _open(bundle)
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise _changed(subject, "it is no bundle of OpenSSF model signing 1.0") from exc
-    key = next((i for i, pem in trusted.items() if _hint(pem) == hint), hint[:ID_LENGTH])
+    key = next((i for i, pem in trusted.items() if _hint(pem) == hint), hint[:16])
     encoded = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
     check_signature(trusted, encoded, Signature(key, der), subject)
     wrong = [name for name, sha256 in files.items() if signed.get(name) != sha256]
@@ -259,16 +259,13 @@ def _bundle(keys: KeyStore, subject: str, files: Mapping[str, str]) -> str:
     from model_signing._hashing.hashing import Digest
     from model_signing._signing import sign_ec_key, signing
 
-    key_id = keys.sign(MODELS, b"").key_id  # makes the first key
+    key_id = keys.sign(MODELS, b"").key_id  # its first use makes a key
+    public = serialization.load_pem_public_key(keys.public_keys(MODELS)[key_id])
 
     class Signer(sign_ec_key.Signer):
         def __init__(self) -> None:  # the library's own reads a private key from a file
-            self._private_key: Any = SimpleNamespace(
-                public_key=lambda: serialization.load_pem_public_key(
-                    keys.public_keys(MODELS)[key_id]
-                ),
-                sign=lambda content, _: keys.sign(MODELS, content).der,
-            )
+            use = {"sign": lambda content, _: keys.sign(MODELS, content).der}
+            self._private_key: Any = SimpleNamespace(public_key=lambda: public, **use)
 
     form = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
     kind = manifest.SerializationType.from_args(form)

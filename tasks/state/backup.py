@@ -371,9 +371,8 @@ def check_signatures(source: Location, backup: Backup) -> None:
         bundle = backup.files.get(f"{name}{signing.END}", Kept())
         text = (source.read(object_name(bundle.sha256)) or b"").decode(errors="replace")
         subject, file = signing.subject_in(text), PurePosixPath(name)
-        is_of_run = subject.endswith(f"/{file.parts[-4]}")
-        signed = {file.name: kept.sha256}
-        signing.verify(trusted, subject if is_of_run else name, text, signed)
+        subject = subject if subject.endswith(f"/{file.parts[-4]}") else name  # of the run
+        signing.verify(trusted, subject, text, {file.name: kept.sha256})
 
 
 def restore(
