@@ -43,7 +43,7 @@ BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://model_signing/signature/v1.0"
-_REFUSED: set[tuple[str, str]] = set()
+_REFUSED: set[tuple[Path, str, str]] = set()
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
@@ -181,9 +181,9 @@ def read(source: Path) -> str | None:
 
 def refused(home: Path, subject: str, exc: FalajError) -> None:
     """Record in the journal, once a process, that something signed was refused, and log it."""
-    if (subject, str(exc)) in _REFUSED:  # servers try again and again
+    if (home, subject, str(exc)) in _REFUSED:  # servers try again and again
         return
-    _REFUSED.add((subject, str(exc)))
+    _REFUSED.add((home, subject, str(exc)))
     logger.error("%s [%s]", exc, exc.code)
     with suppress(FalajError):  # a place that cannot be written must not open what is refused
         Journal(home / "audit").append("refuse-signature", subject=subject, code=exc.code, said=exc)

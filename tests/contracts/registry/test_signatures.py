@@ -23,15 +23,17 @@ from tasks.kernel.keys.choice import key_store
 from tasks.kernel.keys.store import MODELS
 from tasks.kernel.location import Location
 from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
     PROGRAM_TAG,
     VARIANTS_TAG,
     RegisteredVersion,
+    Registry,
 )
 from tasks.registry.model_folder import read_version
 from tasks.registry.programs import fetch_version, find_champion, find_start
-from tasks.registry.promotion import find_champion_state, roll_back
+from tasks.registry.promotion import find_champion_state, roll_back, withdraw
 from tasks.state.backup import back_up, restore
 from tasks.validation.suites import sign_baseline
 from tests.support.data.shop import Shop
@@ -171,7 +173,10 @@ def test_a_champion_is_that_which_was_promoted(world: World) -> None:
     flip(record)
     with pytest.raises(SignatureError):
         find_champion(NAME, world.location, world.store)
-    world.promoted(1)
+    with pytest.raises(SignatureError):
+        world.promoted(1)
+    withdraw(NAME, 1, "nobody signed that", "Ana", world.location, FEBRUARY)
+    assert world.promoted(1).promoted
 
 
 def test_an_older_version_is_signed_by_one_command_that_the_error_names(
@@ -262,11 +267,9 @@ def test_a_backup_with_a_changed_model_is_not_restored(
 
     if how == "whole":
         act()
-        restored = World(replace(world.location), world.store, world.dataset)
+        restored = World(RegistryLocation.of(other), other.store, world.dataset)
         assert not read_version(restored.version(1)).damage
         return
-    with pytest.raises(
-        SignatureError if how == "stranger" else ArtifactError, match="backup|model"
-    ):
+    with pytest.raises(SignatureError if how == "stranger" else ArtifactError):
         act()
     assert not (other.home / "mlflow").exists()
