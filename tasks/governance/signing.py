@@ -134,7 +134,7 @@ def find_signed(store: ArtifactStore, kind: str, key: str, value_type: type[Valu
     home, subject = store.root.parent, f"{kind}/{key}"
     there = (store.root / kind / key / VALUE).exists()
     if (value := store.find(kind, key, value_type)) is not None:
-        check(home, subject, _files(value), record_path(home, subject))
+        _check_value(home, subject, value)
     elif there:
         refused(home, subject, SignatureError(f"{subject} was changed or damaged; it was removed"))
     return value
@@ -158,18 +158,26 @@ def build_signed(
 
     def signed(folder: StagedFolder) -> Value:
         value = build(folder)
-        sign(home, subject, _files(value))
+        digest = _digest(value)
+        sign(home, f"{subject}/{digest}", {VALUE: digest})
         return value
 
     value = store.build_once(kind, key, value_type, signed)
-    check(home, subject, _files(value), record_path(home, subject))
+    _check_value(home, subject, value)
     return value
 
 
-def _files(value: BaseModel) -> dict[str, str]:
-    """Digest of a value as it is after it was read back; it holds those of all files."""
+def _check_value(home: Path, subject: str, value: BaseModel) -> None:
+    # Of two who build at once, both sign what they made, and one is first to show it.
+    digest = _digest(value)
+    named = f"{subject}/{digest}"
+    check(home, named, {VALUE: digest}, record_path(home, named))
+
+
+def _digest(value: BaseModel) -> str:
+    """Of a value as it is after it was read back; it holds those of all files."""
     again = type(value).model_validate_json(value.model_dump_json(by_alias=True))
-    return {VALUE: hashlib.sha256(again.model_dump_json().encode()).hexdigest()}
+    return hashlib.sha256(again.model_dump_json().encode()).hexdigest()
 
 
 def read(source: Path) -> str | None:
@@ -198,7 +206,7 @@ def verify(
         SignatureError: see `check`.
     """
     if bundle is None:
-        raise SignatureError(f"{subject} has no signature; expected one of a trusted key")
+        raise _changed(subject, "for there is none")
     try:
         hint, payload, der, named, signed = _open(bundle)
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
@@ -244,7 +252,7 @@ def _open(bundle: str) -> tuple[str, bytes, bytes, str, dict[str, str]]:
 def _changed(subject: str, why: str) -> SignatureError:
     return SignatureError(
         f"{subject}: the signature does not fit, {why}. Nothing of it was used; bring it from a "
-        "backup with `falaj restore`"
+        "backup with `falaj restore`, or remove it and run again"
     )
 
 
