@@ -35,10 +35,6 @@ Value = TypeVar("Value", bound=BaseModel)
 
 END = ".sig"
 """Of the name of a signature, beside the file that it is of."""
-FOLDER = "signatures"
-"""In the state, of signatures of what has no folder of its own there."""
-IMPORTED = "model.sig"
-"""Name that OpenSSF model signing gives a signature, in a folder that is imported."""
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -48,14 +44,13 @@ _REFUSED: set[tuple[Path, str, str]] = set()
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of files below a folder, by name; a name of a folder stands for all files in it."""
-    found = (folder / name for name in names)
-    inside = (p for path in found for p in (path.rglob("*") if path.is_dir() else (path,)))
+    inside = (path for n in names for path in (folder / n, *(folder / n).rglob("*")))
     return {p.relative_to(folder).as_posix(): digest_of(p) for p in sorted(inside) if p.is_file()}
 
 
 def record_path(home: Path, subject: str) -> Path:
     """Where the signature is of what has no folder of its own in the state, such as a suite."""
-    return home / FOLDER / f"{subject}{END}"
+    return home / "signatures" / f"{subject}{END}"
 
 
 def sign(home: Path, subject: str, files: Mapping[str, str], target: Path | None = None) -> None:
@@ -118,7 +113,7 @@ def check_import(home: Path, folder: Path, files: Mapping[str, str]) -> dict[str
     Raises:
         SignatureError: the signature does not fit, or no key of `keyring/imports` made it.
     """
-    source = folder / IMPORTED
+    source = folder / "model.sig"  # as OpenSSF model signing calls it
     if not os.environ.get(TRUSTED) and not source.exists():
         return {}
     subject = subject_in(read(source)) or str(folder)

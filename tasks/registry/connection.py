@@ -55,11 +55,6 @@ class RegistryLocation:
         """The registry of one installation."""
         return cls(settings.mlflow_uri, settings.mlflow_artifacts, settings.home)
 
-    @property
-    def state(self) -> Path:
-        """Folder with the keys and the journal."""
-        return self.home or self.artifacts.parent
-
     def local_path(self, address: str) -> Path:
         """Where the files of an address of the database are on this machine.
 

@@ -133,7 +133,7 @@ class Registry:
 
     def __init__(self, location: RegistryLocation) -> None:
         prepare_database(location)
-        self.location = location
+        self.location, self.state = location, location.home or location.artifacts.parent
         with explained(location):
             self._client = load_mlflow().MlflowClient(
                 tracking_uri=location.uri, registry_uri=location.uri
@@ -257,7 +257,7 @@ class Registry:
         """
         folder, subject = run.folder / MODEL_FOLDER, f"models/{name}/{run.run_id}"
         signed = signing.digests(folder, (path.name for path in folder.iterdir()))
-        signing.sign(self.location.state, subject, signed, folder / f"{MANIFEST_FILE}{signing.END}")
+        signing.sign(self.state, subject, signed, folder / f"{MANIFEST_FILE}{signing.END}")
         with explained(self.location):
             if not self._model(name):
                 self._client.create_registered_model(name)
@@ -373,7 +373,7 @@ class Registry:
             run_id=version.run_id or "",
             folder=self.location.local_path(version.source or ""),
             tags=dict(version.tags),
-            state=self.location.state,
+            state=self.state,
             created=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
         )
 

@@ -364,10 +364,8 @@ def check_signatures(source: Location, backup: Backup) -> None:
     """
     if not os.environ.get(TRUSTED):
         return
-    trusted = trusted_keys(Path(), MODELS)
-    for name, kept in backup.files.items():
-        if not SIGNED.fullmatch(name):
-            continue
+    trusted, found = trusted_keys(Path(), MODELS), backup.files.items()
+    for name, kept in ((name, kept) for name, kept in found if SIGNED.fullmatch(name)):
         bundle = backup.files.get(f"{name}{signing.END}", Kept())
         text = (source.read(object_name(bundle.sha256)) or b"").decode(errors="replace")
         subject, file = signing.subject_in(text), PurePosixPath(name)
