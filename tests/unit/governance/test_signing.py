@@ -81,9 +81,7 @@ CHANGES: dict[str, Change] = {
     "root": lambda bundle, said: said["subject"][0]["digest"].update(sha256="00" * 32),
     "two subjects": lambda bundle, said: said["subject"].append(said["subject"][0]),
     "no signature": lambda bundle, said: bundle["dsseEnvelope"].update(signatures=[]),
-    "another key": lambda bundle, said: bundle["verificationMaterial"]["publicKey"].update(
-        hint="00" * 32
-    ),
+    "key": lambda bundle, said: bundle["verificationMaterial"].update(publicKey={"hint": "00"}),
 }
 
 
