@@ -33,12 +33,13 @@ from tasks.contracts.hardware import known_class, read_classes
 from tasks.governance import signing
 from tasks.governance.signing import record_path
 from tasks.kernel.errors import SignatureError, TransientError
+from tasks.kernel.keys.choice import trusted_keys
+from tasks.kernel.keys.store import MODELS
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import state_identity
 
 AnyItem = TypeVar("AnyItem", bound=Item)
 NUM_ATTEMPTS = 3
-ALL = "deployments/all"
 """Where a server that starts is waited for, one that restarts meanwhile is tried again."""
 
 
@@ -111,10 +112,11 @@ async def check(client: PrefectClient, plan: Plan) -> Outcome:
     """Compare all, change nothing."""
     outcome = await _compared(client, plan)
     await _add_remarks(client, plan, outcome)
-    try:
-        signing.check_record(_home(), ALL, await _digests(client, plan))
-    except SignatureError as exc:
-        outcome.differences.append(f"{exc}; somebody changed it on the server: deploy again")
+    for subject, files in (await _digests(client, plan)).items():
+        try:
+            signing.check_record(_home(), subject, files)
+        except SignatureError as exc:
+            outcome.differences.append(f"{exc}: look at it on the server, then deploy again")
     return outcome
 
 
@@ -148,16 +150,24 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
         outcome = await _compared(client, plan)
         outcome.written = written
     await _add_remarks(client, plan, outcome)
-    if not outcome.differences and (written or not record_path(_home(), ALL).exists()):
-        signing.sign(_home(), ALL, await _digests(client, plan))
+    if not outcome.differences:
+        home, trusted = _home(), trusted_keys(_home(), MODELS)
+        for subject, files in (await _digests(client, plan)).items():
+            try:
+                signing.verify(trusted, subject, signing.read(record_path(home, subject)), files)
+            except SignatureError:
+                signing.sign(home, subject, files)
     return outcome
 
 
-async def _digests(client: PrefectClient, plan: Plan) -> dict[str, str]:
-    """SHA-256 of each pool, image included, and deployment as the server has it; of no secret."""
+async def _digests(client: PrefectClient, plan: Plan) -> dict[str, dict[str, str]]:
+    """What is signed of each pool, image included, and deployment on the server; of no secret."""
     found = [(i.label, await i.found(client)) for i in plan.items if not i.is_secret]
     texts = {name: json.dumps(one.view, sort_keys=True, default=str) for name, one in found if one}
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    return {
+        f"deployments/{name}": {"view.json": hashlib.sha256(text.encode()).hexdigest()}
+        for name, text in texts.items()
+    }
 
 
 async def _add_remarks(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:
