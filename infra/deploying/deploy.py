@@ -114,14 +114,10 @@ async def check(client: PrefectClient, plan: Plan) -> Outcome:
     await _add_remarks(client, plan, outcome)
     for subject, files in (await _digests(client, plan)).items():
         try:
-            signing.check_record(_home(), subject, files)
+            signing.check_record(Settings.from_environment().home, subject, files)
         except SignatureError as exc:
             outcome.differences.append(f"{exc}: look at it on the server, then deploy again")
     return outcome
-
-
-def _home() -> Path:
-    return Settings.from_environment().home
 
 
 async def _compared(client: PrefectClient, plan: Plan) -> Outcome:
@@ -151,7 +147,8 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
         outcome.written = written
     await _add_remarks(client, plan, outcome)
     if not outcome.differences:
-        home, trusted = _home(), trusted_keys(_home(), MODELS)
+        home = Settings.from_environment().home
+        trusted = trusted_keys(home, MODELS)
         for subject, files in (await _digests(client, plan)).items():
             try:
                 signing.verify(trusted, subject, signing.read(record_path(home, subject)), files)

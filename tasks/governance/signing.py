@@ -12,7 +12,6 @@ What is signed is small and holds the digests of all else, so nothing large is r
 import base64
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -30,7 +29,6 @@ from tasks.kernel.keys.choice import TRUSTED, key_store, trusted_keys
 from tasks.kernel.keys.store import IMPORTS, MODELS, KeyStore, Signature, check_signature
 from tasks.kernel.settings import VALUE, ArtifactStore, StagedFolder, bring, put
 
-logger = logging.getLogger(__name__)
 Value = TypeVar("Value", bound=BaseModel)
 
 END = ".sig"
@@ -183,11 +181,10 @@ def read(source: Path) -> str | None:
 
 
 def refused(home: Path, subject: str, exc: FalajError) -> None:
-    """Record in the journal, once a process, that something signed was refused, and log it."""
+    """Record in the journal, once a process, that something signed was refused."""
     if (home, subject, str(exc)) in _REFUSED:  # servers try again and again
         return
     _REFUSED.add((home, subject, str(exc)))
-    logger.error("%s [%s]", exc, exc.code)
     with suppress(FalajError):  # a place that cannot be written must not open what is refused
         Journal(home / "audit").append("refuse-signature", subject=subject, code=exc.code, said=exc)
 

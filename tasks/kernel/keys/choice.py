@@ -47,7 +47,6 @@ def trusted_keys(
         return own.public_keys(name)
     if not (found := FileKeys(Path(folder).expanduser()).public_keys(name)):
         raise ConfigurationError(
-            f"{TRUSTED} is {folder}, which has no {name}/*.pub; copy there what is trusted, such "
-            f"as {home}/keyring/{name}/*.pub. Nothing was signed or used"
+            f"{TRUSTED} is {folder}, which has no {name}/*.pub; copy there those that you trust"
         )
     return found

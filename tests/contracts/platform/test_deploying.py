@@ -171,6 +171,7 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
     assert "deployment training/cpu: tags should be ['falaj', 'training'] and is ['mine']" in told
     assert "deployment training/cpu: concurrency_limit should be 1 and is 7" in told
     assert "work pool cpu: queues.batch.priority should be 5 and is 1" in told
+    assert "deployments/deployment training/cpu: the signature does not fit" in told
     assert main(["deploy", *arguments]) == 0
     assert main(["deploy", "--check", *arguments]) == 0
 
