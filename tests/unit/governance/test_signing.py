@@ -74,7 +74,6 @@ CHANGES: dict[str, Change] = {
     "kind of payload": lambda bundle, said: bundle["dsseEnvelope"].update(payloadType="text"),
     "kind of statement": lambda bundle, said: said.update(_type="another"),
     "kind of predicate": lambda bundle, said: said.update(predicateType="another"),
-    "no predicate": lambda bundle, said: said.pop("predicate"),
     "way of hashing": lambda bundle, said: said["predicate"]["serialization"].update(method="x"),
     "a digest": lambda bundle, said: said["predicate"]["resources"][0].update(digest="00" * 32),
     "a name": lambda bundle, said: said["predicate"]["resources"][0].update(name="c.bin"),
