@@ -85,7 +85,8 @@ def test_a_second_deploy_changes_nothing_and_neither_does_prefects_own(
     assert own.returncode == 0, own.stdout[-2000:] + own.stderr[-2000:]
     found = on_server(lambda client: check(client, plan))
     # Prefect's own command knows nothing of the state that runs are to be of; ours writes it again.
-    assert all("FALAJ_EXPECTED_STATE" in difference for difference in found.differences)
+    differences = [d for d in found.differences if "the signature does not fit" not in d]
+    assert all("FALAJ_EXPECTED_STATE" in difference for difference in differences)
     assert len(redeploy(plan).written) == len(found.differences)
     assert "deployment drift-check/cpu: schedule drift-daily is paused" in "".join(found.notes)
     assert automation("decide-on-drift").model_dump(mode="json") == before["automation"]
