@@ -24,7 +24,7 @@ from tasks.registry.mlflow_registry import (
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import read_evaluation, read_version
+from tasks.registry.model_folder import read_evaluation, read_version, sign_version
 from tasks.registry.promotion import answer_and_promote, judge_only
 from tasks.registry.promotion import withdraw as withdraw_version
 from tasks.release.ledger import ReleaseLedger
@@ -113,7 +113,7 @@ def _find(
         )
     if version is not None:
         return registry.version(name, version), registry
-    found = registry.by_alias(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
+    found = registry.pointed_at(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
     if found is None:
         raise RegistryError(
             f"{name} has neither a champion nor a candidate; `falaj models list` shows "
@@ -174,7 +174,7 @@ def trace(
 def verify(
     model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
 ) -> Shown:
-    """Check every file of a version against the digests in the registry's database.
+    """Check every file of a version by its signatures and the registry's digests.
 
     Args:
         model: Registered model (default: the use case's).
@@ -182,6 +182,7 @@ def verify(
 
     Raises:
         RegistryError: a file is missing or was changed.
+        SignatureError: nobody who is trusted has signed it.
 
     Examples:
         falaj models verify
@@ -189,6 +190,8 @@ def verify(
     """
     found, _ = _find(model, version, context)
     record = read_version(found)
+    if record.refused:
+        raise record.refused
     if record.damage:
         raise RegistryError(
             f"{found} is damaged: {'; '.join(record.damage)}. Nothing was changed; take its "
@@ -199,6 +202,29 @@ def verify(
     folders = [e.folder for e in record.variants.variants if e.folder] if record.variants else []
     whole = f"{found}: {len(files)} files and {len(folders)} variants are as registered"
     return Shown({"version": found.ref, "files": files, "variants": folders}, [row("Whole", whole)])
+
+
+@app.command
+def sign(
+    model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
+) -> Shown:
+    """Sign a version that has no signature that is trusted, such as one of an earlier release.
+
+    Its files must have the registry's digests. You vouch for them by it; the audit trail says so.
+
+    Args:
+        model: Registered model (default: the use case's).
+        version: Its version (default: the champion, else the candidate).
+
+    Raises:
+        RegistryError: there is none, or a file is missing or was changed.
+
+    Examples:
+        falaj models sign flight-delay 3
+    """
+    found, _ = _find(model, version, context)
+    sign_version(found)
+    return Shown(found.ref, [row("Signed", found)])
 
 
 @app.command

@@ -1,6 +1,8 @@
 """The deploy itself: compare each thing, write those that differ, read all back."""
 
 import asyncio
+import hashlib
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -28,7 +30,11 @@ from infra.deploying.items import RESULTS, Item, Outcome, use_case_block
 from infra.deploying.pools import pool_items, read_image, without_leases
 from infra.platform.api import wait_for_server
 from tasks.contracts.hardware import known_class, read_classes
-from tasks.kernel.errors import TransientError
+from tasks.governance import signing
+from tasks.governance.signing import record_path
+from tasks.kernel.errors import SignatureError, TransientError
+from tasks.kernel.keys.choice import trusted_keys
+from tasks.kernel.keys.store import MODELS
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import state_identity
 
@@ -104,10 +110,20 @@ def _classes_of(rule: dict[str, Any]) -> list[str]:
 
 async def check(client: PrefectClient, plan: Plan) -> Outcome:
     """Compare all, change nothing."""
+    outcome = await _compared(client, plan)
+    await _add_remarks(client, plan, outcome)
+    for subject, files in (await _digests(client, plan)).items():
+        try:
+            signing.check_record(Settings.from_environment().home, subject, files)
+        except SignatureError as exc:
+            outcome.differences.append(f"{exc}: look at it on the server, then deploy again")
+    return outcome
+
+
+async def _compared(client: PrefectClient, plan: Plan) -> Outcome:
     outcome = Outcome()
     for item in plan.items:
         outcome.add(item.label, await item.compare(client))
-    await _add_remarks(client, plan, outcome)
     return outcome
 
 
@@ -127,11 +143,28 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
     if prune:
         written += [label async for label in _leftovers(client, plan, remove=True)]
     if written:
-        outcome = await check(client, plan)
+        outcome = await _compared(client, plan)
         outcome.written = written
-    else:
-        await _add_remarks(client, plan, outcome)
+    await _add_remarks(client, plan, outcome)
+    if not outcome.differences:
+        home = Settings.from_environment().home
+        trusted = trusted_keys(home, MODELS)
+        for subject, files in (await _digests(client, plan)).items():
+            try:
+                signing.verify(trusted, subject, signing.read(record_path(home, subject)), files)
+            except SignatureError:
+                signing.sign(home, subject, files)
     return outcome
+
+
+async def _digests(client: PrefectClient, plan: Plan) -> dict[str, dict[str, str]]:
+    """What is signed of each pool, image included, and deployment on the server; of no secret."""
+    found = [(i.label, await i.found(client)) for i in plan.items if not i.is_secret]
+    texts = {name: json.dumps(one.view, sort_keys=True, default=str) for name, one in found if one}
+    return {
+        f"deployments/{name}": {"view.json": hashlib.sha256(text.encode()).hexdigest()}
+        for name, text in texts.items()
+    }
 
 
 async def _add_remarks(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:

@@ -48,7 +48,8 @@ class RegistryLocation:
     artifacts: Path
     """Local folder of the runs' files."""
     home: Path | None = None
-    """State folder whose journal says what changes."""
+    """State folder, whose keys sign and whose journal says what changes; None: the folder of the
+    artifacts' folder, without a journal."""
 
     @classmethod
     def of(cls, settings: Settings) -> RegistryLocation:

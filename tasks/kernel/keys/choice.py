@@ -1,4 +1,4 @@
-"""Which key store an installation has."""
+"""Which key store an installation has, and whose signatures it trusts."""
 
 import json
 import os
@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys.address import KEYS, keys_at
 from tasks.kernel.keys.files import FileKeys
-from tasks.kernel.keys.store import KeyStore
+from tasks.kernel.keys.store import IMPORTS, KeyStore
 from tasks.kernel.settings import bring, claim, is_shared
 
 OWN = Path("openbao") / "client.json"
 """File of the state folder that has these variables where the platform runs OpenBao itself."""
+TRUSTED = "FALAJ_TRUSTED_KEYS"
+"""Variable with a folder of public keys, `<name>/<id>.pub`, that alone are trusted. Whoever writes
+the state can add a key to it; this folder may be of somebody else, and read-only."""
 
 
 def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeyStore:
@@ -39,3 +43,27 @@ def own_openbao(home: Path) -> dict[str, str]:
     with suppress(FileNotFoundError):
         return dict(json.loads((home / OWN).read_text()))
     return {}
+
+
+def trusted_keys(
+    home: Path, name: str, environment: Mapping[str, str] | None = None
+) -> Mapping[str, bytes]:
+    """PEM of the public keys, by id, that signatures are checked with.
+
+    Args:
+        home: the state folder; its own keys are trusted where `FALAJ_TRUSTED_KEYS` is not set.
+        name: of the key.
+        environment: default: this process's.
+
+    Raises:
+        ConfigurationError: the folder of that variable holds no such key.
+    """
+    env = os.environ if environment is None else environment
+    if not (folder := env.get(TRUSTED)):
+        own = FileKeys(home / "keyring") if name == IMPORTS else key_store(home, env)
+        return own.public_keys(name)
+    if not (found := FileKeys(Path(folder).expanduser()).public_keys(name)):
+        raise ConfigurationError(
+            f"{TRUSTED} is {folder}, which has no {name}/*.pub; copy there those that you trust"
+        )
+    return found
