@@ -35,25 +35,6 @@ def docs(*, context: Here) -> Shown:
     return Shown(site, [row("Data docs", f"{site.index} with {site.num_pages} results")])
 
 
-def trace(thing: str, /, *, context: Here) -> Shown:
-    """Show what something was made from, to the raw files.
-
-    Args:
-        thing: Beginning of a digest, or a name such as models/<name>/1.
-
-    Examples:
-        falaj trace models/flight-delay/1
-    """
-    from tasks.lineage.journal import Journal
-    from tasks.lineage.trace import format_chain
-    from tasks.lineage.trace import trace as trace_back
-
-    chain = trace_back(thing, Journal(context.home / "lineage"))
-    sources = chain.sources()
-    lines = [*format_chain(chain), "", *(row("From", f"{d.name} {d.version}") for d in sources)]
-    return Shown({"chain": list(chain), "sources": sources}, lines)
-
-
 @dataclass(frozen=True)
 class _Source:
     """A table that can be a baseline: its suite and its files."""

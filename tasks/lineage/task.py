@@ -19,6 +19,7 @@ from tasks.contracts.data import FeatureRefresh, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import CandidateModel
+from tasks.kernel.errors import ArtifactError
 from tasks.kernel.retry_policy import uncached
 
 if TYPE_CHECKING:
@@ -127,6 +128,22 @@ def record_import(version: ModelVersionRef, imported: ImportedProgram, commit: s
     from tasks.lineage.steps import import_steps
 
     return _record(list(import_steps(version, imported)), commit)
+
+
+@task(name="find-raw-files", task_run_name="raw-files-{version.name}-v{version.version}", **_POLICY)
+def find_raw_files(version: ModelVersionRef) -> dict[str, str]:
+    """Name of each raw file behind a version to its SHA-256; empty where none is recorded.
+
+    Safe to retry: it only reads.
+    """
+    from tasks.lineage.journal import Journal, LineageSettings
+    from tasks.lineage.trace import raw_files, trace
+
+    try:
+        journal = Journal(LineageSettings.from_environment())
+        return raw_files(trace(f"models/{version.name}/{version.version}", journal))
+    except ArtifactError:  # its lineage failed, which fails no run; the bill says so
+        return {}
 
 
 def _record(steps: list[Step], commit: str) -> int:

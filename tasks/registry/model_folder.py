@@ -2,10 +2,12 @@
 
     program.pt2  checkpoint.pt  evaluation.json  model.json     written before the version exists
     encoder-<column>/                                           of columns of texts and images
+    environment.cdx.json                                        packages that registered it
     variants/<name>-<digest>/  variants.json                    variants.json last: it names them
+    bill.cdx.json                                               what it was made of, with variants
 
-The registry's database holds the digests of `model.json` and `variants.json`, and these hold those
-of everything else.
+The registry's database holds the digests of `model.json`, `variants.json` and `bill.cdx.json`, and
+the first two hold those of everything else.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ import hashlib
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Field, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import ImportedProgram, Signature, TensorSpec, tabular_signature
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
-from tasks.contracts.evaluation import Calibration, EvaluationReport
+from tasks.contracts.evaluation import Calibration, EvaluationReport, Metric
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.contracts.training import (
     CandidateModel,
@@ -32,12 +35,14 @@ from tasks.contracts.training import (
     RecalibratedModel,
     StartingPoint,
 )
+from tasks.governance.bill import ENVIRONMENT_FILE, Part, environment_bill, model_bill
 from tasks.kernel.errors import RegistryError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
 from tasks.kernel.settings import ArtifactStore, bring, drop, send
 from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
+    BILL_TAG,
     KEPT_TAG,
     MANIFEST_TAG,
     NOBODY,
@@ -78,8 +83,8 @@ def write_model(
             shutil.copytree(store.path(made), target, copy_function=_link_or_copy)
             flush_to_disk(target)
         files[target.name] = _record(target)
-    write_atomically(folder / EVALUATION_FILE, evaluation.model_dump_json(indent=1))
-    files[EVALUATION_FILE] = _record(folder / EVALUATION_FILE)
+    files |= _written(folder, EVALUATION_FILE, evaluation.model_dump_json(indent=1))
+    files |= _written(folder, ENVIRONMENT_FILE, environment_bill())
     manifest = manifest_of(trained, snapshot, model_name, code_commit, files)
     return _write_value(folder / MANIFEST_FILE, manifest)
 
@@ -137,6 +142,7 @@ def write_import(
         StorageError: the disk refused.
     """
     files = _copied(folder, {PROGRAM_FILE: store.path(imported.program)})
+    files |= _written(folder, ENVIRONMENT_FILE, environment_bill())
     manifest = ImportedManifest(
         model_name=model_name,
         code_commit=code_commit,
@@ -160,8 +166,13 @@ def _copied(folder: Path, sources: dict[str, Path]) -> dict[str, FileRecord]:
     return {name: _record(folder / name) for name in sources}
 
 
-def write_variants(folder: Path, listed: VariantList, store: ArtifactStore) -> str:
-    """Copy the kept variants beside what is there, then name them in `variants.json`.
+def _written(folder: Path, name: str, text: str) -> dict[str, FileRecord]:
+    write_atomically(folder / name, text)
+    return {name: _record(folder / name)}
+
+
+def write_variants(folder: Path, listed: VariantList, bill: str, store: ArtifactStore) -> str:
+    """Copy the kept variants beside what is there, then the bill, then `variants.json`.
 
     A folder's name holds its digest, so a variant that was built anew lies beside the old one until
     `variants.json` is replaced, and a process killed on the way leaves the old list valid.
@@ -178,6 +189,8 @@ def write_variants(folder: Path, listed: VariantList, store: ArtifactStore) -> s
             if entry.folder is not None and entry.variant.files is not None:
                 files = entry.variant.files
                 _copy_folder(store.path(files), folder / entry.folder, files.sha256)
+    if bill:
+        write_atomically(folder / BILL_FILE, bill)
     digest = _write_value(folder / VARIANTS_FILE, listed)
     send(folder)
     return digest
@@ -224,8 +237,12 @@ def read_version(version: RegisteredVersion) -> VersionRecord:
             for entry in variants.variants
             if entry.folder is not None and entry.variant.files is not None
         }
+    if bill := version.tags.get(BILL_TAG):
+        expected[BILL_FILE] = bill
     damage += [text for name, sha in expected.items() if (text := _damage(folder / name, sha))]
-    return VersionRecord(ref, manifest, variants, tuple(damage), imported)
+    roots = {MANIFEST_FILE: MANIFEST_TAG, VARIANTS_FILE: VARIANTS_TAG}
+    files = {name: version.tags[tag] for name, tag in roots.items() if tag in version.tags}
+    return VersionRecord(ref, manifest, variants, tuple(damage), imported, files | expected)
 
 
 def read_evaluation(version: RegisteredVersion) -> EvaluationReport | None:
@@ -380,6 +397,7 @@ def _write_value(path: Path, value: BaseModel) -> str:
 
 
 MANIFEST_FILE = "model.json"
+BILL_FILE = "bill.cdx.json"
 VARIANTS_FILE = "variants.json"
 PROGRAM_FILE = "program.pt2"
 EVALUATION_FILE = "evaluation.json"
@@ -503,6 +521,8 @@ class VersionRecord:
     """One sentence for each file that is missing or not what its digest says."""
     imported: ImportedManifest | None = None
     """Of a program that was trained elsewhere."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 that each file or folder must have, by its name in the version's folder."""
 
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -513,8 +533,18 @@ def attach_variants(
     variants: tuple[ModelVariant, ...],
     location: RegistryLocation,
     store: ArtifactStore,
+    raw_files: Mapping[str, str] | None = None,
 ) -> ModelVersionRef:
     """File the kept variants under the version, and name all, kept and dropped, with the reasons.
+
+    The version's bill of materials is written with them.
+
+    Args:
+        ref: the version.
+        variants: of it, kept and dropped.
+        location: the registry.
+        store: holds the files of those kept.
+        raw_files: name and SHA-256 of each raw file behind the version, for the bill.
 
     They take the place of those that were made before for the same hardware classes; what was made
     for other classes stays. Idempotent: the same variants, whole in the registry, are not copied
@@ -533,12 +563,15 @@ def attach_variants(
         record = read_version(version)
         together = _with_other_classes(record, variants)
         listed = list_variants(ref.program_sha256, together)
-        attached = version.tags.get(VARIANTS_TAG) == digest_of_value(listed)
-        if attached and not record.damage:
-            return ref
-        digest = write_variants(version.folder, listed, store)
+        bill = _bill_of(version, record, listed, raw_files or {})
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
-        registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
+        tags = {KEPT_TAG: kept, VARIANTS_TAG: digest_of_value(listed)}
+        if bill:
+            tags[BILL_TAG] = hashlib.sha256(bill.encode()).hexdigest()
+        if tags.items() <= version.tags.items() and not record.damage:
+            return ref
+        write_variants(version.folder, listed, bill, store)
+        registry.set_tags(version, tags)
         remove_unlisted(version.folder, listed)
     return ref
 
@@ -577,3 +610,105 @@ def _problem(ref: ModelVersionRef, variant: ModelVariant) -> str | None:
     if not _FOLDER_NAME.fullmatch(variant.name):
         return "has a name that is no folder name (letters, digits and _.- are)"
     return None
+
+
+def _bill_of(
+    version: RegisteredVersion,
+    record: VersionRecord,
+    listed: VariantList,
+    raw_files: Mapping[str, str],
+) -> str:
+    """What a version was made of and consists of; empty where its manifest cannot be read."""
+    described = record.manifest or record.imported
+    if described is None:
+        return ""
+    files = {name: file.sha256 for name, file in described.files.items()}
+    model: Literal["machine-learning-model"] = "machine-learning-model"
+    data, parents, origin = list[Part](), list[Part](), dict[str, str]()
+    if record.imported is not None:
+        origin = record.imported.origin
+        files |= {f"origin/{name}": sha for name, sha in record.imported.origin_files.items()}
+        if package := origin.get("package"):
+            licence, release = origin.get("licence", ""), origin.get("version")
+            parents = [Part(model, package, version=release, licence=licence)]
+    if record.manifest is not None:
+        data = [*_learnt_from(record.manifest), *(Part("data", *f) for f in raw_files.items())]
+        parents = [
+            Part(model, parent.name, parent.program_sha256, str(parent.version))
+            for parent in _parents(record.manifest)
+        ]
+    variants = [
+        Part(model, entry.folder, entry.variant.files.sha256, facts={"kind": entry.variant.name})
+        for entry in listed.variants
+        if entry.folder and entry.variant.files
+    ]
+    return model_bill(
+        Part(model, version.name, listed.source_sha256, str(version.number)),
+        version.created,
+        weights=[*(Part("file", *file) for file in files.items()), *variants],
+        data=data,
+        code=Part("application", "falaj", version=described.code_commit, licence="Apache-2.0"),
+        parents=parents,
+        environment_sha256=files.pop(ENVIRONMENT_FILE, None),
+        card=_card(version, described),
+    )
+
+
+def _learnt_from(manifest: ModelManifest) -> Iterator[Part]:
+    rows = {"train": str(manifest.splits.train), "label": manifest.label_definition}
+    name = f"snapshots/{manifest.feature_service}"
+    yield Part("data", name, manifest.snapshot_sha256, facts=rows)
+    for pin in manifest.pins.tables if manifest.pins else ():
+        facts = {"rows": str(pin.num_rows)}
+        yield Part("data", f"{pin.group}/{pin.name}", pin.sha256, facts=facts)
+
+
+def _parents(manifest: ModelManifest) -> Iterator[ModelVersionRef]:
+    """Versions whose weights it began with, or has."""
+    if manifest.started_from:
+        yield manifest.started_from.version
+    if manifest.calibration:
+        yield manifest.calibration.source
+    if manifest.compression:
+        yield manifest.compression.parent
+
+
+def _card(
+    version: RegisteredVersion, described: ModelManifest | ImportedManifest
+) -> dict[str, Any]:
+    """The model card: what it is for, what it takes and gives, how it was judged."""
+    columns, signature = described.columns, described.signature
+    if signature is None and columns is not None:
+        signature = tabular_signature(columns)
+    tensors = {
+        "inputs": signature.inputs if signature else (),
+        "outputs": (signature.output,) if signature else (),
+    }
+    card: dict[str, Any] = {
+        "modelParameters": {
+            "approach": {"type": "supervised"},
+            "task": columns.task if columns else described.family,
+            "architectureFamily": described.family,
+            **{
+                side: [{"format": f"{t.name}: {t.dtype} {list(t.shape)}"} for t in specs]
+                for side, specs in tensors.items()
+            },
+        }
+    }
+    if report := read_evaluation(version):
+        card["quantitativeAnalysis"] = {
+            "performanceMetrics": [
+                {
+                    "type": name,
+                    "value": str(metric.value),
+                    "slice": str(report.window),
+                    "confidenceInterval": {
+                        "lowerBound": str(metric.low),
+                        "upperBound": str(metric.high),
+                    },
+                }
+                for name, metric in report.overall
+                if isinstance(metric, Metric)
+            ]
+        }
+    return card
