@@ -177,11 +177,12 @@ def counts(
 
     tally = ReadTally()
     found = count_by_version(context.home, model, chosen_window(start, end, last), tally)
-    lines = [_line(count) for count in found] or ["No request is logged there."]
+    lines = [count_line(count) for count in found] or ["No request is logged there."]
     return Shown({"counts": found, "damaged": tally.damaged}, [*lines, *tally.damaged])
 
 
-def _line(count: LogCount) -> str:
+def count_line(count: LogCount) -> str:
+    """Rows of one version, variant and track, for people."""
     refused = f", {count.refused:,} refused" if count.refused else ""
     by = (
         f"version {count.version} as {count.track} by {count.variant}"

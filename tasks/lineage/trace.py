@@ -79,13 +79,10 @@ class Chain:
         for origin in self.origins.values():
             for data in origin.inputs:
                 made.setdefault(data, []).append(origin.data)
-        found = {self.start: None}
-        queue = deque(found)
-        while queue:
-            new = [data for data in made.get(queue.popleft(), ()) if data not in found]
-            found |= dict.fromkeys(new)
-            queue += new
-        return [*found][1:]
+        found = [self.start]
+        for data in found:
+            found += [each for each in made.get(data, ()) if each not in found]
+        return found[1:]
 
 
 def trace(name: str, journal: Journal) -> Chain:

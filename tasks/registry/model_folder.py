@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -35,7 +35,7 @@ from tasks.contracts.training import (
     RecalibratedModel,
     StartingPoint,
 )
-from tasks.governance.bill import ENVIRONMENT_FILE, Part, environment_bill, model_bill
+from tasks.governance.bill import Part, bill, environment_bill
 from tasks.kernel.errors import RegistryError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
 from tasks.kernel.settings import ArtifactStore, bring, drop, send
@@ -171,8 +171,8 @@ def _written(folder: Path, name: str, text: str) -> dict[str, FileRecord]:
     return {name: _record(folder / name)}
 
 
-def write_variants(folder: Path, listed: VariantList, bill: str, store: ArtifactStore) -> str:
-    """Copy the kept variants beside what is there, then the bill, then `variants.json`.
+def write_variants(folder: Path, listed: VariantList, text: str, store: ArtifactStore) -> str:
+    """Copy the kept variants beside what is there, then the bill (`text`), then `variants.json`.
 
     A folder's name holds its digest, so a variant that was built anew lies beside the old one until
     `variants.json` is replaced, and a process killed on the way leaves the old list valid.
@@ -189,8 +189,8 @@ def write_variants(folder: Path, listed: VariantList, bill: str, store: Artifact
             if entry.folder is not None and entry.variant.files is not None:
                 files = entry.variant.files
                 _copy_folder(store.path(files), folder / entry.folder, files.sha256)
-    if bill:
-        write_atomically(folder / BILL_FILE, bill)
+    if text:
+        write_atomically(folder / BILL_FILE, text)
     digest = _write_value(folder / VARIANTS_FILE, listed)
     send(folder)
     return digest
@@ -232,13 +232,9 @@ def read_version(version: RegisteredVersion) -> VersionRecord:
         if expected.get(PROGRAM_FILE) != ref.program_sha256:
             damage.append(f"{MANIFEST_FILE} is of another program than the version's tag says")
     if variants is not None:
-        expected |= {
-            entry.folder: entry.variant.files.sha256
-            for entry in variants.variants
-            if entry.folder is not None and entry.variant.files is not None
-        }
-    if bill := version.tags.get(BILL_TAG):
-        expected[BILL_FILE] = bill
+        expected |= _kept(variants)
+    if BILL_TAG in version.tags:
+        expected[BILL_FILE] = version.tags[BILL_TAG]
     damage += [text for name, sha in expected.items() if (text := _damage(folder / name, sha))]
     roots = {MANIFEST_FILE: MANIFEST_TAG, VARIANTS_FILE: VARIANTS_TAG}
     files = {name: version.tags[tag] for name, tag in roots.items() if tag in version.tags}
@@ -354,6 +350,15 @@ def _read_value(
         return None
 
 
+def _kept(listed: VariantList) -> dict[str, str]:
+    """Folders of the kept variants, and their digests."""
+    return {
+        entry.folder: entry.variant.files.sha256
+        for entry in listed.variants
+        if entry.folder is not None and entry.variant.files is not None
+    }
+
+
 def _damage(path: Path, expected: str) -> str | None:
     if not path.exists():
         return f"{path.name} is missing"
@@ -397,7 +402,8 @@ def _write_value(path: Path, value: BaseModel) -> str:
 
 
 MANIFEST_FILE = "model.json"
-BILL_FILE = "bill.cdx.json"
+BILL_FILE, ENVIRONMENT_FILE = "bill.cdx.json", "environment.cdx.json"
+_MODEL: Literal["machine-learning-model"] = "machine-learning-model"
 VARIANTS_FILE = "variants.json"
 PROGRAM_FILE = "program.pt2"
 EVALUATION_FILE = "evaluation.json"
@@ -563,14 +569,14 @@ def attach_variants(
         record = read_version(version)
         together = _with_other_classes(record, variants)
         listed = list_variants(ref.program_sha256, together)
-        bill = _bill_of(version, record, listed, raw_files or {})
+        text = _bill_of(version, record, listed, raw_files or {})
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         tags = {KEPT_TAG: kept, VARIANTS_TAG: digest_of_value(listed)}
-        if bill:
-            tags[BILL_TAG] = hashlib.sha256(bill.encode()).hexdigest()
+        if text:
+            tags[BILL_TAG] = hashlib.sha256(text.encode()).hexdigest()
         if tags.items() <= version.tags.items() and not record.damage:
             return ref
-        write_variants(version.folder, listed, bill, store)
+        write_variants(version.folder, listed, text, store)
         registry.set_tags(version, tags)
         remove_unlisted(version.folder, listed)
     return ref
@@ -619,96 +625,56 @@ def _bill_of(
     raw_files: Mapping[str, str],
 ) -> str:
     """What a version was made of and consists of; empty where its manifest cannot be read."""
-    described = record.manifest or record.imported
-    if described is None:
+    made = record.manifest or record.imported
+    if made is None:
         return ""
-    files = {name: file.sha256 for name, file in described.files.items()}
-    model: Literal["machine-learning-model"] = "machine-learning-model"
-    data, parents, origin = list[Part](), list[Part](), dict[str, str]()
-    if record.imported is not None:
-        origin = record.imported.origin
-        files |= {f"origin/{name}": sha for name, sha in record.imported.origin_files.items()}
-        if package := origin.get("package"):
-            licence, release = origin.get("licence", ""), origin.get("version")
-            parents = [Part(model, package, version=release, licence=licence)]
-    if record.manifest is not None:
-        data = [*_learnt_from(record.manifest), *(Part("data", *f) for f in raw_files.items())]
-        parents = [
-            Part(model, parent.name, parent.program_sha256, str(parent.version))
-            for parent in _parents(record.manifest)
-        ]
-    variants = [
-        Part(model, entry.folder, entry.variant.files.sha256, facts={"kind": entry.variant.name})
-        for entry in listed.variants
-        if entry.folder and entry.variant.files
-    ]
-    return model_bill(
-        Part(model, version.name, listed.source_sha256, str(version.number)),
-        version.created,
-        weights=[*(Part("file", *file) for file in files.items()), *variants],
-        data=data,
-        code=Part("application", "falaj", version=described.code_commit, licence="Apache-2.0"),
+    if isinstance(made, ModelManifest):
+        rows = {"train": str(made.splits.train), "label": made.label_definition}
+        tables = made.pins.tables if made.pins else ()
+        named = {f"{pin.group}/{pin.name}": pin.sha256 for pin in tables} | dict(raw_files)
+        data = [Part("data", f"snapshots/{made.feature_service}", made.snapshot_sha256, facts=rows)]
+        data += [Part("data", *one) for one in named.items()]
+        start, fit, smaller = made.started_from, made.calibration, made.compression
+        begun = (start and start.version, fit and fit.source, smaller and smaller.parent)
+        parents = [Part(_MODEL, p.name, p.program_sha256, str(p.version)) for p in begun if p]
+    else:
+        origin = made.origin
+        data = [Part("file", f"origin/{name}", sha) for name, sha in made.origin_files.items()]
+        package, licence = origin.get("package", "files"), origin.get("licence", "")
+        parents = [Part(_MODEL, package, version=origin.get("version"), licence=licence)]
+    return bill(
+        Part(_MODEL, version.name, listed.source_sha256, str(version.number)),
+        [
+            *data,
+            *(Part("file", name, file.sha256) for name, file in made.files.items()),
+            *(Part(_MODEL, *variant) for variant in _kept(listed).items()),
+            Part("application", "falaj", version=made.code_commit, licence="Apache-2.0"),
+        ],
         parents=parents,
-        environment_sha256=files.pop(ENVIRONMENT_FILE, None),
-        card=_card(version, described),
+        made=version.created,
+        card=_card(version, made, [part.ref for part in data if part.kind == "data"]),
     )
 
 
-def _learnt_from(manifest: ModelManifest) -> Iterator[Part]:
-    rows = {"train": str(manifest.splits.train), "label": manifest.label_definition}
-    name = f"snapshots/{manifest.feature_service}"
-    yield Part("data", name, manifest.snapshot_sha256, facts=rows)
-    for pin in manifest.pins.tables if manifest.pins else ():
-        facts = {"rows": str(pin.num_rows)}
-        yield Part("data", f"{pin.group}/{pin.name}", pin.sha256, facts=facts)
-
-
-def _parents(manifest: ModelManifest) -> Iterator[ModelVersionRef]:
-    """Versions whose weights it began with, or has."""
-    if manifest.started_from:
-        yield manifest.started_from.version
-    if manifest.calibration:
-        yield manifest.calibration.source
-    if manifest.compression:
-        yield manifest.compression.parent
-
-
 def _card(
-    version: RegisteredVersion, described: ModelManifest | ImportedManifest
+    version: RegisteredVersion, made: ModelManifest | ImportedManifest, data: list[str]
 ) -> dict[str, Any]:
-    """The model card: what it is for, what it takes and gives, how it was judged."""
-    columns, signature = described.columns, described.signature
-    if signature is None and columns is not None:
-        signature = tabular_signature(columns)
-    tensors = {
-        "inputs": signature.inputs if signature else (),
-        "outputs": (signature.output,) if signature else (),
+    """The model card: what it takes and gives, from which data, and how it was judged."""
+    takes = made.signature or (tabular_signature(made.columns) if made.columns else None)
+    inputs, outputs = (takes.inputs, (takes.output,)) if takes else ((), ())
+    report = read_evaluation(version)
+    metrics = [pair for pair in report.overall if isinstance(pair[1], Metric)] if report else []
+    bounds = [{"lowerBound": str(m.low), "upperBound": str(m.high)} for _, m in metrics]
+    parameters = {
+        "approach": {"type": "supervised"},
+        "task": made.columns.task if made.columns else made.family,
+        "architectureFamily": made.family,
+        "datasets": [{"ref": ref} for ref in data],
+        "inputs": [{"format": f"{t.name}: {t.dtype} {list(t.shape)}"} for t in inputs],
+        "outputs": [{"format": f"{t.name}: {t.dtype} {list(t.shape)}"} for t in outputs],
     }
-    card: dict[str, Any] = {
-        "modelParameters": {
-            "approach": {"type": "supervised"},
-            "task": columns.task if columns else described.family,
-            "architectureFamily": described.family,
-            **{
-                side: [{"format": f"{t.name}: {t.dtype} {list(t.shape)}"} for t in specs]
-                for side, specs in tensors.items()
-            },
-        }
-    }
-    if report := read_evaluation(version):
-        card["quantitativeAnalysis"] = {
-            "performanceMetrics": [
-                {
-                    "type": name,
-                    "value": str(metric.value),
-                    "slice": str(report.window),
-                    "confidenceInterval": {
-                        "lowerBound": str(metric.low),
-                        "upperBound": str(metric.high),
-                    },
-                }
-                for name, metric in report.overall
-                if isinstance(metric, Metric)
-            ]
-        }
-    return card
+    judged = [
+        {"type": name, "value": str(metric.value), "confidenceInterval": interval}
+        for (name, metric), interval in zip(metrics, bounds, strict=True)
+    ]
+    return {"modelParameters": parameters, "quantitativeAnalysis": {"performanceMetrics": judged}}
