@@ -6,8 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -49,11 +51,6 @@ class Checked:
     state: State
     where: str
 
-    @property
-    def in_store(self) -> bool:
-        """Whether it lies between the model and the raw files, where it can be pruned."""
-        return self.where.startswith(URI_SCHEME)
-
     def __str__(self) -> str:
         return f"{self.state:<12}{self.sha256[:12]:<14}{self.name}  {self.where}".rstrip()
 
@@ -83,7 +80,7 @@ def trace(
     sources = chain.sources()
     lines = [*format_chain(chain), "", *(row("From", f"{d.name} {d.version}") for d in sources)]
     facts = {"served": served, "chain": list(chain), "sources": sources}
-    return Shown(facts, [*_rows(served), *lines])
+    return Shown(facts, [*starmap(row, served.items()), *lines])
 
 
 def verify(thing: Thing = None, /, *, context: Here) -> Shown:
@@ -112,7 +109,8 @@ def verify(thing: Thing = None, /, *, context: Here) -> Shown:
         chain = Chain(Data("", name, found.ref.program_sha256), {})
     things = list(_Verifier(chain, context).things())
     states = Counter(thing.state for thing in things)
-    wrong = [t for t in things if t.state == "changed" or (t.state == "gone" and not t.in_store)]
+    lost = [t for t in things if t.state == "gone" and not t.where.startswith(URI_SCHEME)]
+    wrong = [*(t for t in things if t.state == "changed"), *lost]  # the store can be pruned
     sources = [data for data in chain.sources() if data != chain.start]
     code, said = 0, f"is what was made from {len(sources)} raw files"
     if wrong:
@@ -122,7 +120,7 @@ def verify(thing: Thing = None, /, *, context: Here) -> Shown:
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
     lines = [*map(str, things), f"{chain.start} {said}; {len(things)} things: {counted}"]
     facts = {"start": chain.start, "served": served, "things": things, "wrong": wrong}
-    return Shown({**facts, "sources": sources}, [*_rows(served), *lines], code)
+    return Shown({**facts, "sources": sources}, [*starmap(row, served.items()), *lines], code)
 
 
 def _named(thing: str | None, context: Context) -> tuple[str, dict[str, Any]]:
@@ -133,14 +131,10 @@ def _named(thing: str | None, context: Context) -> tuple[str, dict[str, Any]]:
     if thing.startswith(REPORT):
         settings, name = context.settings, thing.removeprefix(REPORT)
         folder = settings.latest_report() if name == "latest" else bring(settings.reports / name)
-        try:
-            record = json.loads((folder / "report.json").read_text(encoding="utf-8"))["version"]
-        except (OSError, ValueError, KeyError) as exc:
-            sentence = (
-                f"{folder} holds no report of a run ({type(exc).__name__}); expected {REPORT}"
-            )
-            raise errors.ConfigurationError(f"{sentence}latest, or a folder of reports") from exc
-        return f"models/{record['name']}/{record['version']}", {}
+        if not (file := folder / "report.json").is_file():
+            raise errors.ConfigurationError(f"{file} does not exist; give {REPORT}latest")
+        made = json.loads(file.read_text(encoding="utf-8"))["version"]
+        return f"models/{made['name']}/{made['version']}", {}
     if thing.startswith(REQUEST):
         served = _served(thing.removeprefix(REQUEST), context.settings)
         return "variants/{model}/{version}/{variant}".format_map(served), served
@@ -176,15 +170,10 @@ def _served(request_id: str, settings: Settings) -> dict[str, Any]:
     )
 
 
-def _rows(facts: dict[str, Any]) -> list[str]:
-    return [row(name, text) for name, text in facts.items()]
-
-
 def _releases(model: str, settings: Settings) -> list[Release]:
     """All releases of a model; where there is no database of them none is made."""
-    if settings.database_url is None and not settings.metadata_file.exists():
-        return []
-    return ReleaseLedger(settings.metadata_url).of_model(model)
+    is_there = settings.database_url or settings.metadata_file.exists()
+    return ReleaseLedger(settings.metadata_url).of_model(model) if is_there else []
 
 
 def _downstream(chain: Chain, settings: Settings) -> Shown:
@@ -241,14 +230,11 @@ class _Verifier:
             return
         record, folder = read_version(version), version.folder
         if data.name.startswith("variants/"):
-            kept = [name for name, sha in record.files.items() if sha == data.version]
-            yield (
-                _compared(data.name, data.version, folder / kept[0])
-                if kept
-                else (self._stored(origin))
-            )
+            kept = next((n for n, sha in record.files.items() if sha == data.version), "")
+            whole, path = (data.name, data.version), folder / kept
+            yield _compared(*whole, path) if kept else self._stored(origin)
             return
-        files = {PROGRAM_FILE: data.version, **record.files}
+        files = {**record.files, PROGRAM_FILE: data.version}
         found = [_compared(f"{data.name}/{n}", sha, folder / n) for n, sha in files.items()]
         if {each.state for each in found} == {"whole"}:  # then no signature fits
             found += [Checked(data.name, data.version, "changed", text) for text in record.damage]
@@ -258,32 +244,32 @@ class _Verifier:
 
     def _unlike(self, bill: Path) -> Iterator[Checked]:
         """Data of which the lineage, which anybody may write, has another digest than the bill."""
-        known = {(n, o.data.version) for o in self.chain for n in (o.data.name, address(o.data))}
-        for name, sha256 in digests_in(bill, "data").items():
-            if (name, sha256) not in known:
+        known = {origin.data.version for origin in self.chain}
+        for sha256, name in digests_in(bill, "data").items():
+            if sha256 not in known:
                 yield Checked(name, sha256, "changed", "the lineage has another digest")
 
     def _stored(self, origin: Origin) -> Checked:
         name, sha256, uri = origin.data.name, origin.data.version, origin.uri
         artifact = Artifact(uri=uri, sha256=sha256, num_bytes=0)
-        try:
+        with suppress(errors.ArtifactError):
             path = self.context.settings.store.path(artifact, verify=False)
-        except errors.ArtifactError:
-            return Checked(name, sha256, "gone", uri)
-        return replace(_compared(name, sha256, path), where=uri)
+            return replace(_compared(name, sha256, path), where=uri)
+        return Checked(name, sha256, "gone", uri)
 
     def _raw(self, data: Data) -> Checked:
         """A raw file, where the use case reads it now; of a database no earlier state is known."""
         uri, state = address(data), _DIGEST_ONLY
+        known = {each.version for each in self.chain.origins if address(each) == uri}
         try:
-            seen = None if uri.startswith("postgres") else self._digest_of_source(data, uri)
+            if not uri.startswith("postgres"):
+                seen = self._digest_of_source(data, uri)
+                # One that was read again since, with other content, is not a changed one.
+                state = "whole" if seen == data.version else state if seen in known else "changed"
         except errors.ConfigurationError:
-            return Checked(data.name, data.version, "gone", uri)
+            state = "gone"
         except errors.TransientError as exc:
-            return Checked(data.name, data.version, state, f"{uri} ({exc})")
-        read_since = any(d.version == seen and address(d) == uri for d in self.chain.origins)
-        if seen == data.version or not (read_since or seen is None):
-            state = "whole" if seen == data.version else "changed"
+            uri = f"{uri} ({exc})"
         return Checked(data.name, data.version, state, uri)
 
     def _digest_of_source(self, data: Data, uri: str) -> str:

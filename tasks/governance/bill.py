@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from importlib.metadata import distributions
+from importlib.metadata import PackageMetadata, distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,8 +24,6 @@ from packaging.utils import canonicalize_name
 from tasks.kernel.settings import PROJECT_ROOT
 
 if TYPE_CHECKING:
-    from importlib.metadata import PackageMetadata
-
     from cyclonedx.model.component import Component
 
 LOCK = PROJECT_ROOT / "infra" / "requirements.lock"
@@ -126,9 +124,9 @@ def bill(
 
 
 def digests_in(file: Path, kind: str) -> dict[str, str]:
-    """Name of each part of a kind to its SHA-256, as a bill has them."""
+    """SHA-256 of each part of a kind to its name, as a bill has them."""
     parts = json.loads(file.read_text(encoding="utf-8"))["components"]
-    return {part["name"]: part["hashes"][0]["content"] for part in parts if part["type"] == kind}
+    return {part["hashes"][0]["content"]: part["name"] for part in parts if part["type"] == kind}
 
 
 def _component(part: Part) -> Component:

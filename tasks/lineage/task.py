@@ -132,16 +132,17 @@ def record_import(version: ModelVersionRef, imported: ImportedProgram, commit: s
 
 @task(name="find-raw-files", task_run_name="raw-files-{version.name}-v{version.version}", **_POLICY)
 def find_raw_files(version: ModelVersionRef) -> dict[str, str]:
-    """Name of each raw file behind a version to its SHA-256; empty where none is recorded.
+    """SHA-256 of each raw file behind a version to its name; empty where none is recorded.
 
     Safe to retry: it only reads.
     """
     from tasks.lineage.journal import Journal, LineageSettings
-    from tasks.lineage.trace import raw_files, trace
+    from tasks.lineage.trace import address, trace
 
+    journal = Journal(LineageSettings.from_environment())
     try:
-        journal = Journal(LineageSettings.from_environment())
-        return raw_files(trace(f"models/{version.name}/{version.version}", journal))
+        chain = trace(f"models/{version.name}/{version.version}", journal)
+        return {data.version: address(data) for data in chain.sources()}
     except ArtifactError:  # its lineage failed, which fails no run; the bill says so
         return {}
 

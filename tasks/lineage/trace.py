@@ -79,10 +79,12 @@ class Chain:
         for origin in self.origins.values():
             for data in origin.inputs:
                 made.setdefault(data, []).append(origin.data)
-        found = [self.start]
-        for data in found:
-            found += [each for each in made.get(data, ()) if each not in found]
-        return found[1:]
+        queue = [self.start]
+        seen = {self.start}
+        for data in queue:
+            queue += [each for each in made.get(data, ()) if each not in seen]
+            seen |= set(queue[len(seen) :])
+        return queue[1:]
 
 
 def trace(name: str, journal: Journal) -> Chain:
@@ -106,13 +108,7 @@ def trace(name: str, journal: Journal) -> Chain:
         else:
             found = known
         origins[found.data] = replace(found, note=note, uri=uri)
-    made = [data for data, origin in origins.items() if origin.job]
-    return Chain(_named(name, made, [*origins]), origins)
-
-
-def raw_files(chain: Chain) -> dict[str, str]:
-    """Address of each raw file of a chain, as the feature repository names it, to its SHA-256."""
-    return {address(data): data.version for data in chain.sources()}
+    return Chain(_named(name, [*origins]), origins)
 
 
 def address(data: Data) -> str:
@@ -190,14 +186,11 @@ def _data(dataset: Mapping[str, Any]) -> tuple[Data, str, str]:
     return Data(dataset["namespace"], dataset["name"], str(version)), str(note), str(uri)
 
 
-def _named(name: str, made: Sequence[Data], known: Sequence[Data]) -> Data:
-    """The thing of this name among those that were made, else among all that are known."""
+def _named(name: str, known: Sequence[Data]) -> Data:
     if _DIGEST.fullmatch(name):
-        found = [data for data in made if data.version.startswith(name)]
-        found = found or [data for data in known if data.version.startswith(name)]
+        found = [data for data in known if data.version.startswith(name)]
     else:
-        ends = [data for data in made if f"/{data.name}".endswith(f"/{name}")]
-        ends = ends or [data for data in known if f"/{data.name}".endswith(f"/{name}")]
+        ends = [data for data in known if f"/{data.name}".endswith(f"/{name}")]
         found = list({data.name: data for data in ends}.values())
     if len(found) != 1:
         held = ", ".join(map(str, found[:5])) or "nothing"

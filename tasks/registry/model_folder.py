@@ -550,7 +550,7 @@ def attach_variants(
         variants: of it, kept and dropped.
         location: the registry.
         store: holds the files of those kept.
-        raw_files: name and SHA-256 of each raw file behind the version, for the bill.
+        raw_files: SHA-256 to name of each raw file behind the version, for the bill.
 
     They take the place of those that were made before for the same hardware classes; what was made
     for other classes stays. Idempotent: the same variants, whole in the registry, are not copied
@@ -631,9 +631,9 @@ def _bill_of(
     if isinstance(made, ModelManifest):
         rows = {"train": str(made.splits.train), "label": made.label_definition}
         tables = made.pins.tables if made.pins else ()
-        named = {f"{pin.group}/{pin.name}": pin.sha256 for pin in tables} | dict(raw_files)
+        named = {pin.sha256: f"{pin.group}/{pin.name}" for pin in tables} | dict(raw_files)
         data = [Part("data", f"snapshots/{made.feature_service}", made.snapshot_sha256, facts=rows)]
-        data += [Part("data", *one) for one in named.items()]
+        data += [Part("data", name, sha256) for sha256, name in named.items()]
         start, fit, smaller = made.started_from, made.calibration, made.compression
         begun = (start and start.version, fit and fit.source, smaller and smaller.parent)
         parents = [Part(_MODEL, p.name, p.program_sha256, str(p.version)) for p in begun if p]
@@ -659,22 +659,18 @@ def _bill_of(
 def _card(
     version: RegisteredVersion, made: ModelManifest | ImportedManifest, data: list[str]
 ) -> dict[str, Any]:
-    """The model card: what it takes and gives, from which data, and how it was judged."""
-    takes = made.signature or (tabular_signature(made.columns) if made.columns else None)
-    inputs, outputs = (takes.inputs, (takes.output,)) if takes else ((), ())
+    """The model card: what it is for, from which data it was made, and how it was judged."""
     report = read_evaluation(version)
-    metrics = [pair for pair in report.overall if isinstance(pair[1], Metric)] if report else []
-    bounds = [{"lowerBound": str(m.low), "upperBound": str(m.high)} for _, m in metrics]
+    judged = [(n, m) for n, m in (report.overall if report else ()) if isinstance(m, Metric)]
+    bounds = [{"lowerBound": str(m.low), "upperBound": str(m.high)} for _, m in judged]
+    metrics = [
+        {"type": name, "value": str(metric.value), "confidenceInterval": bounds[position]}
+        for position, (name, metric) in enumerate(judged)
+    ]
     parameters = {
         "approach": {"type": "supervised"},
         "task": made.columns.task if made.columns else made.family,
         "architectureFamily": made.family,
         "datasets": [{"ref": ref} for ref in data],
-        "inputs": [{"format": f"{t.name}: {t.dtype} {list(t.shape)}"} for t in inputs],
-        "outputs": [{"format": f"{t.name}: {t.dtype} {list(t.shape)}"} for t in outputs],
     }
-    judged = [
-        {"type": name, "value": str(metric.value), "confidenceInterval": interval}
-        for (name, metric), interval in zip(metrics, bounds, strict=True)
-    ]
-    return {"modelParameters": parameters, "quantitativeAnalysis": {"performanceMetrics": judged}}
+    return {"modelParameters": parameters, "quantitativeAnalysis": {"performanceMetrics": metrics}}
