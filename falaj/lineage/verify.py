@@ -163,7 +163,8 @@ def _served(request_id: str, settings: Settings) -> dict[str, Any]:
                     for period in release.periods
                     if period.since <= at and (period.until is None or at < period.until)
                 ]
-                return {**found, "endpoint": f"/v2/models/{model}/infer", "releases": releases}
+                track, endpoint = found.pop(log.TRACK), f"/v2/models/{model}/infer"
+                return {**found, "track": track, "endpoint": endpoint, "releases": releases}
     raise errors.DataContractError(
         f"no answered request {request_id!r} is in the prediction log; expected the id that an "
         "answer bore, not erased, not too old. Nothing was read further"
@@ -243,11 +244,11 @@ class _Verifier:
             yield from self._unlike(folder / BILL_FILE)
 
     def _unlike(self, bill: Path) -> Iterator[Checked]:
-        """Data of which the lineage, which anybody may write, has another digest than the bill."""
-        known = {origin.data.version for origin in self.chain}
+        """Data of the bill, whose digest is kept apart, that the lineage does not know."""
+        known = {data.version for data in self.chain.origins}
         for sha256, name in digests_in(bill, "data").items():
             if sha256 not in known:
-                yield Checked(name, sha256, "changed", "the lineage has another digest")
+                yield Checked(name, sha256, "changed", "not in the lineage")
 
     def _stored(self, origin: Origin) -> Checked:
         name, sha256, uri = origin.data.name, origin.data.version, origin.uri
