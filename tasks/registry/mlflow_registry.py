@@ -37,7 +37,6 @@ SNAPSHOT_TAG = "snapshot_sha256"
 MANIFEST_TAG = "manifest_sha256"  # of `model.json`
 ORIGIN_TAG = "origin"  # where a program comes from that was trained elsewhere
 VARIANTS_TAG = "variants_sha256"  # of `variants.json`
-BILL_TAG = "bill_sha256"  # of `bill.cdx.json`
 KEPT_TAG = "kept_variants"
 RECALIBRATED_TAG = "recalibrated_from"  # number of the version whose network it has
 COMPRESSED_TAG = "compressed_from"  # number of the version whose network was made smaller

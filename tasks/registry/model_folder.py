@@ -6,8 +6,8 @@
     variants/<name>-<digest>/  variants.json                    variants.json last: it names them
     bill.cdx.json                                               what it was made of, with variants
 
-The registry's database holds the digests of `model.json`, `variants.json` and `bill.cdx.json`, and
-the first two hold those of everything else.
+The registry's database holds the digests of `model.json` and `variants.json`, and these hold those
+of everything else.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ from tasks.contracts.training import (
 from tasks.governance.bill import Part, bill, environment_bill
 from tasks.kernel.errors import RegistryError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
-from tasks.kernel.settings import ArtifactStore, bring, drop, send
+from tasks.kernel.settings import ArtifactStore, bring, drop, put, send
 from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
-    BILL_TAG,
     KEPT_TAG,
     MANIFEST_TAG,
     NOBODY,
@@ -171,8 +170,8 @@ def _written(folder: Path, name: str, text: str) -> dict[str, FileRecord]:
     return {name: _record(folder / name)}
 
 
-def write_variants(folder: Path, listed: VariantList, text: str, store: ArtifactStore) -> str:
-    """Copy the kept variants beside what is there, then the bill (`text`), then `variants.json`.
+def write_variants(folder: Path, listed: VariantList, store: ArtifactStore) -> str:
+    """Copy the kept variants beside what is there, then name them in `variants.json`.
 
     A folder's name holds its digest, so a variant that was built anew lies beside the old one until
     `variants.json` is replaced, and a process killed on the way leaves the old list valid.
@@ -189,8 +188,6 @@ def write_variants(folder: Path, listed: VariantList, text: str, store: Artifact
             if entry.folder is not None and entry.variant.files is not None:
                 files = entry.variant.files
                 _copy_folder(store.path(files), folder / entry.folder, files.sha256)
-    if text:
-        write_atomically(folder / BILL_FILE, text)
     digest = _write_value(folder / VARIANTS_FILE, listed)
     send(folder)
     return digest
@@ -233,8 +230,6 @@ def read_version(version: RegisteredVersion) -> VersionRecord:
             damage.append(f"{MANIFEST_FILE} is of another program than the version's tag says")
     if variants is not None:
         expected |= _kept(variants)
-    if BILL_TAG in version.tags:
-        expected[BILL_FILE] = version.tags[BILL_TAG]
     damage += [text for name, sha in expected.items() if (text := _damage(folder / name, sha))]
     roots = {MANIFEST_FILE: MANIFEST_TAG, VARIANTS_FILE: VARIANTS_TAG}
     files = {name: version.tags[tag] for name, tag in roots.items() if tag in version.tags}
@@ -351,8 +346,9 @@ def _read_value(
 
 
 def _kept(listed: VariantList) -> dict[str, str]:
-    """Folders of the kept variants, and their digests."""
-    return {
+    """Folders of the kept variants, and the bill, with their digests."""
+    bill = {BILL_FILE: listed.bill_sha256} if listed.bill_sha256 else {}
+    return bill | {
         entry.folder: entry.variant.files.sha256
         for entry in listed.variants
         if entry.folder is not None and entry.variant.files is not None
@@ -513,6 +509,8 @@ class VariantList(Contract):
 
     source_sha256: str
     variants: tuple[RegisteredVariant, ...]
+    bill_sha256: str | None = None
+    """Of `bill.cdx.json`; None where no manifest could be read, and before 2026-11-27."""
 
 
 @dataclass(frozen=True)
@@ -570,14 +568,17 @@ def attach_variants(
         together = _with_other_classes(record, variants)
         listed = list_variants(ref.program_sha256, together)
         text = _bill_of(version, record, listed, raw_files or {})
-        kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
-        tags = {KEPT_TAG: kept, VARIANTS_TAG: digest_of_value(listed)}
         if text:
-            tags[BILL_TAG] = hashlib.sha256(text.encode()).hexdigest()
-        if tags.items() <= version.tags.items() and not record.damage:
+            bill_sha256 = hashlib.sha256(text.encode()).hexdigest()
+            listed = listed.model_copy(update={"bill_sha256": bill_sha256})
+        attached = version.tags.get(VARIANTS_TAG) == digest_of_value(listed)
+        if attached and not record.damage:
             return ref
-        write_variants(version.folder, listed, text, store)
-        registry.set_tags(version, tags)
+        digest = write_variants(version.folder, listed, store)
+        if text:
+            put(version.folder / BILL_FILE, text)
+        kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
+        registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)
     return ref
 

@@ -29,8 +29,8 @@ from tasks.lineage.steps import conversion_steps, refresh_steps, version_steps
 from tasks.lineage.trace import address, trace
 from tasks.predictions.schema import FIXED, day_folder
 from tasks.registry.candidate import register_candidate
-from tasks.registry.mlflow_registry import BILL_TAG, CHAMPION, RegisteredVersion
-from tasks.registry.model_folder import attach_variants
+from tasks.registry.mlflow_registry import CHAMPION, VARIANTS_TAG, RegisteredVersion
+from tasks.registry.model_folder import attach_variants, read_version
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tests.support.data.builders import changed
@@ -61,7 +61,8 @@ class Known:
 
     @property
     def bill(self) -> dict[str, Any]:
-        return json.loads((self.version.folder / "bill.cdx.json").read_text())
+        found: dict[str, Any] = json.loads((self.version.folder / "bill.cdx.json").read_text())
+        return found
 
     def raw(self, name: str) -> Path:
         return self.world.home.parent / f"{name}.csv"
@@ -139,7 +140,9 @@ def test_the_bill_of_a_model_names_data_code_weights_and_variants_with_digests(
 ) -> None:
     file, record = known.version.folder / "bill.cdx.json", known.record
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(file.read_text()) is None
-    assert known.version.tags[BILL_TAG] == digest_of(file)
+    listed = read_version(known.version).variants
+    assert listed is not None
+    assert listed.bill_sha256 == digest_of(file)
     data, weights = parts(known.bill, "data"), parts(known.bill, "file")
     assert data["snapshots/flight_delay_v1"] == record.dataset.snapshot.data.sha256
     assert data[str(known.raw("flights"))] == digest_of(known.raw("flights"))
@@ -154,18 +157,21 @@ def test_the_bill_of_a_model_names_data_code_weights_and_variants_with_digests(
     assert own["modelCard"]["modelParameters"]["task"] == "classification"
     metrics = own["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
     assert "auc" in {metric["type"] for metric in metrics}
-    assert known.bill["metadata"]["timestamp"] == known.version.created.isoformat()
+    made = datetime.fromisoformat(known.bill["metadata"]["timestamp"])
+    assert made == known.version.created
     code = next(part for part in known.bill["components"] if part["type"] == "application")
     assert (code["name"], code["version"]) == ("falaj", COMMIT)
 
 
 def test_the_same_version_has_the_same_bill_and_other_variants_another(known: Known) -> None:
-    before = known.version.tags[BILL_TAG]
+    before, tag = known.bill, known.version.tags[VARIANTS_TAG]
     known.attach()
-    assert known.version.tags[BILL_TAG] == before
-    attach_variants(known.ref, (), known.world.location, known.world.store)
-    assert known.version.tags[BILL_TAG] != digest_of(known.version.folder / "model.json")
-    assert known.version.tags[BILL_TAG] == digest_of(known.version.folder / "bill.cdx.json")
+    assert (known.bill, known.version.tags[VARIANTS_TAG]) == (before, tag)
+    kept = tuple(v for v in known.record.variants if v.name == "onnx-fp32")
+    attach_variants(known.ref, kept, known.world.location, known.world.store)
+    assert len(parts(known.bill, "machine-learning-model")) == 1
+    assert known.bill["serialNumber"] != before["serialNumber"]
+    assert read_version(known.version).damage == ()
 
 
 def test_a_model_that_began_with_another_one_names_it_as_its_ancestor(known: Known) -> None:
