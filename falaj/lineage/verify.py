@@ -216,7 +216,7 @@ class _Verifier:
                 yield from self._registered(origin, found[1], int(found[2]))
             elif origin.uri:
                 yield self._stored(origin)
-            elif origin.job or data.name.startswith("imports/"):
+            elif origin.job or not (data.namespace == "file" or "://" in data.namespace):
                 yield Checked(data.name, data.version, _DIGEST_ONLY, origin.note)
             else:
                 yield self._raw(data)
@@ -240,7 +240,10 @@ class _Verifier:
         if {each.state for each in found} == {"whole"}:  # then no signature fits
             found += [Checked(data.name, data.version, "changed", text) for text in record.damage]
         yield from found
-        if BILL_FILE in files and not record.damage and origin.inputs:
+        snapshot, learnt_from = record.ref.snapshot_sha256, {each.version for each in origin.inputs}
+        if record.manifest and learnt_from and snapshot not in learnt_from:
+            yield Checked(data.name, snapshot, "changed", "the lineage names another snapshot")
+        if BILL_FILE in files and not record.damage and learnt_from:
             yield from self._unlike(folder / BILL_FILE)
 
     def _unlike(self, bill: Path) -> Iterator[Checked]:

@@ -300,6 +300,21 @@ def test_a_lineage_that_was_edited_contradicts_the_bill(
     assert names(facts["wrong"]) == [str(known.raw("weather"))]
 
 
+def test_a_lineage_that_names_another_snapshot_contradicts_the_registry(
+    known: Known, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (events,) = (known.world.home / "lineage").glob("events-*.jsonl")
+    lines = events.read_text().splitlines(keepends=True)
+    snapshot, other = known.record.dataset.snapshot.data.sha256, "0" * 64
+    edited = (
+        line.replace(snapshot, other) if f'"train.{NAME}"' in line else line for line in lines
+    )
+    events.write_text("".join(edited))
+    facts = told(capsys, "verify", code=4)
+    wrong = [(thing["name"], thing["sha256"]) for thing in facts["wrong"]]
+    assert wrong == [(f"models/{NAME}/1", snapshot), ("snapshots/flight_delay_v1", other)]
+
+
 def test_without_lineage_the_files_are_verified_and_the_rest_is_said_to_be_unknown(
     known: Known, capsys: pytest.CaptureFixture[str]
 ) -> None:
