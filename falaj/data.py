@@ -62,7 +62,7 @@ def approve_baseline(
         end: First moment after the window.
         last: The newest so long instead, by the use case's clock, such as 180d.
         suite: This suite only; may be repeated.
-        reviewed: When and how a person reviewed the bands.
+        reviewed: When and how a person reviewed the bands; signs them, and no others count then.
         dry_run: Profile, and write no file.
 
     Raises:
@@ -73,6 +73,7 @@ def approve_baseline(
         falaj baseline 2013-01-01T05:00Z 2013-07-01T05:00Z --dry-run
     """
     from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
+    from tasks.validation.suites import sign_baseline
 
     settings = context.settings
     config = read_pipeline_config(settings.feature_repo)
@@ -96,12 +97,14 @@ def approve_baseline(
             written = "not written"
             if not dry_run:
                 path = write_baseline(baseline, settings.feature_repo, sources[name].suite)
+                if reviewed:
+                    sign_baseline(settings, config.name, name)
                 written = f"{path.name} {digest_of(path)[:12]}"
             lines.append(
                 f"{name:<28}{baseline.num_periods:>4} days, {len(baseline.bands):>3} columns, "
                 f"{written}"
             )
-    review = "Review the files, then note in `reviewed` when and how."
+    review = "Review the files, then say when and how: the same again with --reviewed signs them."
     return Shown(made, [*lines, "No baseline was written" if dry_run else review])
 
 

@@ -23,7 +23,7 @@ from tasks.registry.mlflow_registry import (
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import read_evaluation, read_version
+from tasks.registry.model_folder import read_evaluation, read_version, sign_version
 from tasks.registry.promotion import answer_and_promote, judge_only
 from tasks.registry.promotion import withdraw as withdraw_version
 from tasks.release.ledger import ReleaseLedger
@@ -112,7 +112,7 @@ def find_version(
         )
     if version is not None:
         return registry.version(name, version), registry
-    found = registry.by_alias(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
+    found = registry.pointed_at(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
     if found is None:
         raise RegistryError(
             f"{name} has neither a champion nor a candidate; `falaj models list` shows "
@@ -149,6 +149,29 @@ def show(
         *(row("Damaged", damage) for damage in record.damage),
     ]
     return Shown({**facts, "variants": variants, "damage": record.damage}, lines)
+
+
+@app.command
+def sign(
+    model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
+) -> Shown:
+    """Sign a version that has no signature that is trusted, such as one of an earlier release.
+
+    Its files must have the registry's digests. You vouch for them by it; the audit trail says so.
+
+    Args:
+        model: Registered model (default: the use case's).
+        version: Its version (default: the champion, else the candidate).
+
+    Raises:
+        RegistryError: there is none, or a file is missing or was changed.
+
+    Examples:
+        falaj models sign flight-delay 3
+    """
+    found, _ = find_version(model, version, context)
+    sign_version(found)
+    return Shown(found.ref, [row("Signed", found)])
 
 
 @app.command

@@ -1,6 +1,6 @@
 """What several flows do with a candidate: its validated rows, and its way into the registry."""
 
-from flows.config import PipelineConfig, read_texts, suites_of
+from flows.config import PipelineConfig, approved_suites, read_texts
 from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.data import DataSplits, FeatureSnapshot, FeatureTables, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
@@ -19,7 +19,7 @@ def validated_rows(
     config: PipelineConfig, window: TimeWindow | None = None, splits: DataSplits | None = None
 ) -> ValidatedDataset:
     """The training set of a window, by default the use case's, after its validation."""
-    suite = suites_of(config, Settings.from_environment().feature_repo).training_set
+    suite = approved_suites(config, Settings.from_environment()).training_set
     snapshot = training_set(config, window or config.window)
     return validate_training_set(snapshot, with_encoded(suite, snapshot), splits)
 

@@ -27,14 +27,14 @@ from tasks.features.config import FeatureConfig
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME, no_project
+from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME, Settings, no_project
 from tasks.kernel.values import Described, checked, faults
 from tasks.registry.config import PromotionConfig, RegistryConfig, named_after
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.config import TrainingConfig, model_trained
 from tasks.training.search.config import SearchConfig, check_space
-from tasks.validation.suites import Suite, has_suite, read_suite
+from tasks.validation.suites import Suite, check_baseline, has_suite, read_suite
 
 NEWEST = timedelta(days=30)
 """The drift check of a run looks at least at so much of the test window, where it is that long."""
@@ -318,6 +318,19 @@ def suites_of(config: PipelineConfig, repo: Path) -> Suites:
         tables={table: found[f"feature_{table}"] for table in tables},
         training_set=found["training_set"],
     )
+
+
+def approved_suites(config: PipelineConfig, settings: Settings) -> Suites:
+    """The suites of a use case, for a run: bands that were approved are as they were then.
+
+    Raises:
+        ConfigurationError: as `suites_of`.
+        SignatureError: bands were changed since, or signed by nobody who is trusted.
+    """
+    suites = suites_of(config, settings.feature_repo)
+    for suite in (*suites.rows.values(), *suites.tables.values(), suites.training_set):
+        check_baseline(settings, config.name, suite.suite)
+    return suites
 
 
 class ImportConfig(Described):

@@ -41,7 +41,7 @@ from tasks.control.retraining.task import (
     read_drift_result,
     settle_drift_results,
 )
-from tasks.kernel.errors import ConfigurationError, RegistryError, TransientError
+from tasks.kernel.errors import ConfigurationError, RegistryError, SignatureError, TransientError
 from tasks.kernel.files import machine_id
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import Settings
@@ -171,7 +171,7 @@ class FlowStarter:
         state, trouble = "completed", None
         try:
             roll_back(order.model, order.version, order.reason, order.incident_id)
-        except RegistryError as exc:
+        except (RegistryError, SignatureError) as exc:
             state, trouble = "refused", str(exc)
             get_run_logger().error("%s", exc)
         self._ledger.mark_started(order.incident_id, here)

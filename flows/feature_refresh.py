@@ -4,7 +4,7 @@ from prefect import flow
 from prefect.events import emit_event
 
 from flows.candidate import training_set, with_encoded
-from flows.config import PipelineConfig, read_texts, suites_of
+from flows.config import PipelineConfig, approved_suites, read_texts
 from flows.drift_check import check_drift_by_volume, check_served_by_volume
 from flows.stages import FOUND, RECORDED, hours_or_newest, run_name
 from tasks.contracts.base import TimeWindow
@@ -44,8 +44,8 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
         config: The use case.
     """
     asked, window = window, hours_or_newest(window, config)
-    repo = Settings.from_environment().feature_repo
-    suites = suites_of(config, repo)
+    settings = Settings.from_environment()
+    suites, repo = approved_suites(config, settings), settings.feature_repo
     table_suites = bounded_suites(suites.tables, config)
     landed = land_raw_rows(window, config.features)
     rows = validate_landed_rows(landed, suites.rows)

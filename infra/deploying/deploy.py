@@ -1,6 +1,8 @@
 """The deploy itself: compare each thing, write those that differ, read all back."""
 
 import asyncio
+import hashlib
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -28,12 +30,15 @@ from infra.deploying.items import RESULTS, Item, Outcome, use_case_block
 from infra.deploying.pools import pool_items, read_image, without_leases
 from infra.platform.api import wait_for_server
 from tasks.contracts.hardware import known_class, read_classes
-from tasks.kernel.errors import TransientError
+from tasks.governance import signing
+from tasks.governance.signing import record_path
+from tasks.kernel.errors import SignatureError, TransientError
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import state_identity
 
 AnyItem = TypeVar("AnyItem", bound=Item)
 NUM_ATTEMPTS = 3
+ALL = "deployments/all"
 """Where a server that starts is waited for, one that restarts meanwhile is tried again."""
 
 
@@ -104,10 +109,23 @@ def _classes_of(rule: dict[str, Any]) -> list[str]:
 
 async def check(client: PrefectClient, plan: Plan) -> Outcome:
     """Compare all, change nothing."""
+    outcome = await _compared(client, plan)
+    await _add_remarks(client, plan, outcome)
+    try:
+        signing.check_record(_home(), ALL, await _digests(client, plan))
+    except SignatureError as exc:
+        outcome.differences.append(f"{exc}; somebody changed it on the server: deploy again")
+    return outcome
+
+
+def _home() -> Path:
+    return Settings.from_environment().home
+
+
+async def _compared(client: PrefectClient, plan: Plan) -> Outcome:
     outcome = Outcome()
     for item in plan.items:
         outcome.add(item.label, await item.compare(client))
-    await _add_remarks(client, plan, outcome)
     return outcome
 
 
@@ -127,11 +145,19 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
     if prune:
         written += [label async for label in _leftovers(client, plan, remove=True)]
     if written:
-        outcome = await check(client, plan)
+        outcome = await _compared(client, plan)
         outcome.written = written
-    else:
-        await _add_remarks(client, plan, outcome)
+    await _add_remarks(client, plan, outcome)
+    if not outcome.differences and (written or not record_path(_home(), ALL).exists()):
+        signing.sign(_home(), ALL, await _digests(client, plan))
     return outcome
+
+
+async def _digests(client: PrefectClient, plan: Plan) -> dict[str, str]:
+    """SHA-256 of each pool, image included, and deployment as the server has it; of no secret."""
+    found = [(i.label, await i.found(client)) for i in plan.items if not i.is_secret]
+    texts = {name: json.dumps(one.view, sort_keys=True, default=str) for name, one in found if one}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 async def _add_remarks(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:

@@ -26,6 +26,7 @@ from tasks.features.offline.duck import sql_text
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pin
 from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
+from tasks.governance.signing import build_signed
 from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
 from tasks.kernel.settings import Settings, StagedFolder
 
@@ -48,6 +49,7 @@ def build_training_set(
         ConfigurationError: the feature service does not exist, or the entity query is wrong.
         DataContractError: the window was not refreshed, row ids repeat, or no row has a label.
         FeatureStoreError: rows were lost or doubled on the way.
+        SignatureError: the training set that is there was made or changed by somebody else.
     """
     spec, store, repo = config.training_set, settings.store, settings.feature_repo
     _check_covered(tables, window)
@@ -84,7 +86,7 @@ def build_training_set(
             parts=folder.parts(DATA_FILE),
         )
 
-    return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)
+    return build_signed(store, SNAPSHOTS, key, FeatureSnapshot, build)
 
 
 def _class_shares(data: Path, columns: DatasetSchema) -> dict[str, float]:

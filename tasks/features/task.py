@@ -14,6 +14,7 @@ from tasks.features.access.profile import import_feast
 from tasks.features.checks.report import ParityReport
 from tasks.features.config import FeatureConfig, MaterializationConfig
 from tasks.governance.journal import Journal, on_behalf_of, process_identity
+from tasks.governance.signing import find_signed
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings
 
@@ -136,6 +137,7 @@ def build_training_set(
 
     Raises:
         ConfigurationError: the feature service does not exist. Not retried.
+        SignatureError: the training set that is there is somebody else's. Not retried.
     """
     from tasks.features.tables.build import current_tables
     from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
@@ -143,7 +145,7 @@ def build_training_set(
     settings = Settings.from_environment()
     tables = tables or current_tables(settings.features_home, settings.store)
     key = training_set_key(tables, window, config, settings.feature_repo)
-    snapshot = settings.store.find(SNAPSHOTS, key, data.FeatureSnapshot)
+    snapshot = find_signed(settings.store, SNAPSHOTS, key, data.FeatureSnapshot)
     if snapshot is None:
         import_feast()
         from tasks.features.snapshot import build_training_set as build

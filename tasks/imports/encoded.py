@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import BATCH_AXIS
 from tasks.contracts.data import ColumnEncoder, EncodedColumn, FeatureSnapshot
+from tasks.governance.signing import build_signed
 from tasks.imports import column_encoder as folder_of
 from tasks.imports.column_encoder import EncoderSettings, LoadedEncoder, Numbers, image_file
 from tasks.imports.config import EncoderConfig, find_package
@@ -59,6 +60,7 @@ def encode_snapshot(
         ConfigurationError: an encoder is not there, or gives fewer numbers than are asked for.
         DataContractError: a value is no text, or no image.
         ArtifactError: an encoder's files are damaged.
+        SignatureError: the training set that is there was made or changed by somebody else.
     """
     made = {column: build_encoder(column, spec, project, store) for column, spec in encoded.items()}
     encoders = tuple(encoder for encoder, _ in made.values())
@@ -86,7 +88,7 @@ def encode_snapshot(
             }
         )
 
-    return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)
+    return build_signed(store, SNAPSHOTS, key, FeatureSnapshot, build)
 
 
 def _images(paths: pa.ChunkedArray, project: Path) -> list[Path]:

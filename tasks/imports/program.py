@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tasks.contracts.conversion import BATCH_AXIS, ImportedProgram, Signature, TensorSpec
+from tasks.governance.signing import check_import
 from tasks.imports.config import EncoderConfig, ProgramConfig
 from tasks.imports.encoder import FILES, EncoderShape, TextEncoder, find_files, read_encoder
 from tasks.kernel.errors import ConfigurationError
@@ -28,14 +29,17 @@ def take_program(config: ProgramConfig, store: ArtifactStore) -> ImportedProgram
 
     Raises:
         ConfigurationError: the file is not there.
+        SignatureError: it is not what its publisher signed, or nobody trusts that one.
         StorageError: the disk refused a write.
     """
     digests = {config.file.name: digest_of_file(config.file)}
-    key = content_key("taken", code_digest(__file__), config, digests)
+    signed = check_import(store.root.parent, config.file.parent, digests)
+    origin = {**config.origin, **signed}
+    key = content_key("taken", code_digest(__file__), config, digests, origin)
 
     def build(folder: StagedFolder) -> ImportedProgram:
         shutil.copyfile(config.file, folder.path / PROGRAM_FILE)
-        return _imported(folder, config.family, config.signature, config.origin, digests)
+        return _imported(folder, config.family, config.signature, origin, digests)
 
     return store.build_once("programs", key, ImportedProgram, build)
 
@@ -79,12 +83,14 @@ def export_encoder(config: EncoderConfig, store: ArtifactStore) -> ImportedProgr
         ConfigurationError: the files are not there, are of another kind of network, or it takes
             fewer tokens than are asked for.
         ArtifactError: the weights are damaged.
+        SignatureError: they are not what their publisher signed, or nobody trusts that one.
         StorageError: the disk refused a write.
     """
     found = find_files(config)
     digests = {name: digest_of(found.folder / name) for name in FILES}
     settings = {"max_tokens": str(config.max_tokens), "max_rows": str(MOST_ROWS)}
-    origin = {**found.origin, **settings, "torch": torch.__version__}
+    signed = check_import(store.root.parent, found.folder, digests)
+    origin = {**found.origin, **settings, "torch": torch.__version__, **signed}
     key = content_key("encoder", code_digest(__file__), digests, origin)
 
     def build(folder: StagedFolder) -> ImportedProgram:

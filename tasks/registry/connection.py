@@ -47,11 +47,13 @@ class RegistryLocation:
     """SQLAlchemy address of the tracking and registry database."""
     artifacts: Path
     """Local folder of the runs' files."""
+    home: Path | None = None
+    """State folder, whose keys sign; None: the folder of the artifacts' folder."""
 
     @classmethod
     def of(cls, settings: Settings) -> RegistryLocation:
         """The registry of one installation."""
-        return cls(uri=settings.mlflow_uri, artifacts=settings.mlflow_artifacts)
+        return cls(settings.mlflow_uri, settings.mlflow_artifacts, settings.home)
 
     def local_path(self, address: str) -> Path:
         """Where the files of an address of the database are on this machine.

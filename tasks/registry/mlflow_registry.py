@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.contracts.base import Contract, ModelVersionRef
+from tasks.governance import signing
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import drop, put, send
 from tasks.registry.connection import (
@@ -49,7 +51,7 @@ PREVIOUS_TAG = "previous_champion"
 WITHDRAWN_TAG = "withdrawn"  # of a version that must never serve again: why
 OWNER_TAG = "use_case"  # of a registered model: who registers and promotes under its name
 NOBODY = "none"
-MODEL_FOLDER = "model"
+MODEL_FOLDER, MANIFEST_FILE = "model", "model.json"
 _MAX_PARAMETERS = 100  # MLflow's bounds on one batch
 _MAX_METRICS = 1000
 
@@ -64,10 +66,17 @@ class RegisteredVersion:
     folder: Path
     """The model's folder on this machine; nothing says yet that it is whole."""
     tags: Mapping[str, str]
+    state: Path
+    """State folder, whose keys are trusted."""
     created: datetime | None = None
 
     def __str__(self) -> str:
         return f"{self.name} version {self.number}"
+
+    @property
+    def subject(self) -> str:
+        """What its signatures name: its run too, so that no folder stands for another."""
+        return f"models/{self.name}/{self.run_id}"
 
     @property
     def ref(self) -> ModelVersionRef:
@@ -124,7 +133,7 @@ class Registry:
 
     def __init__(self, location: RegistryLocation) -> None:
         prepare_database(location)
-        self.location = location
+        self.location, self.state = location, location.home or location.artifacts.parent
         with explained(location):
             self._client = load_mlflow().MlflowClient(
                 tracking_uri=location.uri, registry_uri=location.uri
@@ -174,7 +183,18 @@ class Registry:
             return sorted(model.name for model in self._client.search_registered_models())
 
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
-        """The version that an alias points at, None where there is no such alias or model."""
+        """The version that an alias points at, None where there is no such alias or model.
+
+        Raises:
+            SignatureError: it is the champion, and what was signed at its promotion is another.
+        """
+        version = self.pointed_at(name, alias)
+        if version is not None and alias == CHAMPION:
+            _check_promoted(version.state, version.subject, version.tags.get(MANIFEST_TAG, ""))
+        return version
+
+    def pointed_at(self, name: str, alias: str) -> RegisteredVersion | None:
+        """As `by_alias`, whoever moved the alias: to look at it, or to move it."""
         number = self.aliases(name).get(alias)
         return None if number is None else self.version(name, number)
 
@@ -198,14 +218,13 @@ class Registry:
 
     def set_alias(self, version: RegisteredVersion, alias: str) -> None:
         """Point an alias at a version, in one transaction; does nothing where it already is."""
-        current = self.by_alias(version.name, alias)
-        if current is None or current.number != version.number:
+        if self.aliases(version.name).get(alias) != version.number:
             with explained(self.location):
                 self._client.set_registered_model_alias(version.name, alias, str(version.number))
 
     def remove_alias(self, name: str, alias: str) -> None:
         """Let an alias point at nothing; does nothing where there is none."""
-        if self.by_alias(name, alias) is not None:
+        if alias in self.aliases(name):
             with explained(self.location):
                 self._client.delete_registered_model_alias(name, alias)
 
@@ -231,12 +250,19 @@ class Registry:
     def add_version(
         self, name: str, run: StartedRun, tags: Mapping[str, str], description: str
     ) -> RegisteredVersion:
-        """Make a run's model folder a new version, tags included, in one transaction."""
+        """Sign a run's model folder and make it a new version, tags included, in one transaction.
+
+        Raises:
+            SignatureError: the key is not trusted here.
+        """
+        folder, subject = run.folder / MODEL_FOLDER, f"models/{name}/{run.run_id}"
+        signed = signing.digests(folder, (path.name for path in folder.iterdir()))
+        signing.sign(self.state, subject, signed, folder / f"{MANIFEST_FILE}{signing.END}")
         with explained(self.location):
             if not self._model(name):
                 self._client.create_registered_model(name)
             send(run.folder)
-            source = self.location.address(run.folder / MODEL_FOLDER)
+            source = self.location.address(folder)
             made = self._client.create_model_version(
                 name, source, run.run_id, tags=dict(tags), description=description
             )
@@ -347,8 +373,15 @@ class Registry:
             run_id=version.run_id or "",
             folder=self.location.local_path(version.source or ""),
             tags=dict(version.tags),
+            state=self.state,
             created=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
         )
+
+
+@cache
+def _check_promoted(state: Path, subject: str, manifest_sha256: str) -> None:
+    """Once a process where it holds: servers ask for the champion every few seconds."""
+    signing.check_record(state, f"promotions/{subject}", {MANIFEST_FILE: manifest_sha256})
 
 
 @contextmanager

@@ -7,7 +7,9 @@
     bill.cdx.json                                               what it was made of, with variants
 
 The registry's database holds the digests of `model.json` and `variants.json`, and these hold those
-of everything else.
+of everything else. Who can write both can change a model all the same: so whoever writes one of the
+two signs it and all that it names (`model.json.sig`, `variants.json.sig`), and nothing is read
+whose signature does not fit.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -35,14 +37,16 @@ from tasks.contracts.training import (
     RecalibratedModel,
     StartingPoint,
 )
+from tasks.governance import signing
 from tasks.governance.bill import Part, bill, environment_bill
-from tasks.kernel.errors import RegistryError, refused_writes_explained
+from tasks.kernel.errors import RegistryError, SignatureError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
 from tasks.kernel.settings import ArtifactStore, bring, drop, put, send
 from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     KEPT_TAG,
+    MANIFEST_FILE,
     MANIFEST_TAG,
     NOBODY,
     ORIGIN_TAG,
@@ -214,15 +218,24 @@ def remove_unlisted(folder: Path, listed: VariantList) -> None:
             drop(path)
 
 
-def read_version(version: RegisteredVersion) -> VersionRecord:
-    """Read a version back and check every file against the digests in the registry's database."""
+def read_version(version: RegisteredVersion, *, signed: bool = True) -> VersionRecord:
+    """Read a version back; check signatures, and every file by the registry's digests.
+
+    Args:
+        version: as the registry's database knows it.
+        signed: else signatures are not asked for.
+    """
+    read_value = _signed_value if signed else _read_value
     ref, folder, damage = version.ref, bring(version.folder), list[str]()
-    manifest, imported = None, None
-    if ORIGIN_TAG in version.tags:
-        imported = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ImportedManifest, damage)
-    else:
-        manifest = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelManifest, damage)
-    variants = _read_value(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
+    manifest, imported, variants = None, None, None
+    try:
+        if ORIGIN_TAG in version.tags:
+            imported = read_value(version, MANIFEST_FILE, MANIFEST_TAG, ImportedManifest, damage)
+        else:
+            manifest = read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelManifest, damage)
+        variants = read_value(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
+    except SignatureError as exc:
+        return VersionRecord(ref, None, None, (*damage, str(exc)), refused=exc)
     expected: dict[str, str] = {}
     if described := manifest or imported:
         expected |= {name: record.sha256 for name, record in described.files.items()}
@@ -303,14 +316,15 @@ def verified_start(version: RegisteredVersion) -> tuple[Path, ModelStart]:
 
 
 def verified_manifest(version: RegisteredVersion, kind: type[Value]) -> Value:
-    """A part of `model.json`, checked by the registry's digest.
+    """A part of `model.json`, checked by the registry's digest and by its signature.
 
     Raises:
         RegistryError: it is missing or damaged.
+        SignatureError: it is not signed, or by nobody who is trusted.
     """
     damage: list[str] = []
     bring(version.folder)
-    value = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, kind, damage)
+    value = _signed_value(version, MANIFEST_FILE, MANIFEST_TAG, kind, damage)
     if value is None:
         raise _unusable(version, "; ".join(damage) or "it has no manifest")
     return value
@@ -326,6 +340,27 @@ def _unusable(version: RegisteredVersion, damage: str) -> RegistryError:
         f"{version} cannot be used: {damage} (in {version.folder}). Restore the folder from a "
         "backup, point the alias at a complete version, or train from scratch"
     )
+
+
+def _signed_value(
+    version: RegisteredVersion, name: str, tag: str, kind: type[Value], damage: list[str]
+) -> Value | None:
+    """A value with the digest of the registry's database and a signature that fits.
+
+    Raises:
+        SignatureError: it has none.
+    """
+    if (value := _read_value(version, name, tag, kind, damage)) is None:
+        return None
+    files, source = {name: version.tags[tag]}, version.folder / f"{name}{signing.END}"
+    try:
+        signing.check(version.state, version.subject, files, source)
+    except SignatureError as exc:
+        raise SignatureError(
+            f"{version} cannot be used, {name}: {exc}. A version that was registered before there "
+            f"were signatures is signed by `falaj models sign {version.name} {version.number}`"
+        ) from exc
+    return value
 
 
 def _read_value(
@@ -397,7 +432,6 @@ def _write_value(path: Path, value: BaseModel) -> str:
     return digest_of(path)
 
 
-MANIFEST_FILE = "model.json"
 BILL_FILE, ENVIRONMENT_FILE = "bill.cdx.json", "environment.cdx.json"
 _MODEL: Literal["machine-learning-model"] = "machine-learning-model"
 VARIANTS_FILE = "variants.json"
@@ -527,6 +561,28 @@ class VersionRecord:
     """Of a program that was trained elsewhere."""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 that each file or folder must have, by its name in the version's folder."""
+    refused: SignatureError | None = None
+    """Where a signature is missing or does not fit; nothing else was read then."""
+
+
+def sign_version(version: RegisteredVersion) -> None:
+    """Sign a version as it is now, where its files have the digests of the registry's database.
+
+    Raises:
+        RegistryError: a file is missing or damaged. Nothing was signed.
+    """
+    record = read_version(version, signed=False)
+    described = record.manifest or record.imported
+    if record.damage or described is None:
+        raise _unusable(version, "; ".join(record.damage) or "it has no manifest")
+    _sign(version, MANIFEST_FILE, described.files)
+    if record.variants is not None:
+        _sign(version, VARIANTS_FILE, _kept(record.variants))
+
+
+def _sign(version: RegisteredVersion, root: str, names: Iterable[str]) -> None:
+    files, target = signing.digests(version.folder, {root, *names}), f"{root}{signing.END}"
+    signing.sign(version.state, version.subject, files, version.folder / target)
 
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -577,6 +633,7 @@ def attach_variants(
         digest = write_variants(version.folder, listed, store)
         if text:
             put(version.folder / BILL_FILE, text)
+        _sign(version, VARIANTS_FILE, _kept(listed))
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)

@@ -15,7 +15,7 @@ from tasks.contracts.release import (
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint
-from tasks.kernel.errors import RegistryError, refused_writes_explained
+from tasks.kernel.errors import RegistryError, SignatureError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
@@ -197,7 +197,9 @@ def find_start(
         )
 
     key = content_key("start", champion.ref)
-    return store.build_once("programs", key, StartingPoint, build)
+    made = store.build_once("programs", key, StartingPoint, build)
+    _check_copy(champion, made.checkpoint, manifest.files[source.name].sha256)
+    return made
 
 
 def find_calibration_source(
@@ -298,7 +300,9 @@ def _fetch_with_weights(
         return kind(program=program, checkpoint=_staged(checkpoint, folder), **recorded)
 
     key = content_key(kind.__name__, version.ref)
-    return store.build_once("programs", key, kind, build)
+    made = store.build_once("programs", key, kind, build)
+    _check_copy(version, made.checkpoint, manifest.files[checkpoint.name].sha256)
+    return made.model_copy(update={"program": program, **recorded})
 
 
 def _staged(source: Path, folder: StagedFolder) -> Artifact:
@@ -318,9 +322,17 @@ def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgra
     source, registered = verified_program(version)
 
     def build(folder: StagedFolder) -> RegisteredProgram:
-        program = _staged(source, folder)
-        if program.sha256 != version.ref.program_sha256:
-            raise RegistryError(f"{version} changed while it was copied; run again")
-        return registered.model_copy(update={"program": program})
+        return registered.model_copy(update={"program": _staged(source, folder)})
 
-    return store.build_once("programs", content_key(version.ref), RegisteredProgram, build)
+    made = store.build_once("programs", content_key(version.ref), RegisteredProgram, build)
+    _check_copy(version, made.program, version.ref.program_sha256)
+    return registered.model_copy(update={"program": made.program})
+
+
+def _check_copy(version: RegisteredVersion, copy: Artifact, expected: str) -> None:
+    """See that the store's copy is of the content that the version's signature vouches for."""
+    if copy.sha256 != expected:
+        raise SignatureError(
+            f"{copy.uri}, the copy of a file of {version}, is {copy.sha256[:12]}, and "
+            f"{expected[:12]} was signed. Nothing of it was used; remove its folder and run again"
+        )

@@ -14,6 +14,7 @@ from tasks.contracts.release import (
     Rollback,
     Withdrawal,
 )
+from tasks.governance import signing
 from tasks.kernel.errors import ArtifactError, RegistryError
 from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.registry.approval import (
@@ -36,6 +37,8 @@ from tasks.registry.mlflow_registry import (
     CHAMPION,
     DECISION_SHA_TAG,
     DECISION_TAG,
+    MANIFEST_FILE,
+    MANIFEST_TAG,
     NOBODY,
     PREVIOUS_TAG,
     WITHDRAWN_TAG,
@@ -80,6 +83,8 @@ def promote(
             _record(registry, version, decision)
             if decision.promoted:
                 note_promotion(registry, version, now)
+                promoted = {MANIFEST_FILE: version.tags.get(MANIFEST_TAG, "")}
+                signing.sign(version.state, f"promotions/{version.subject}", promoted)
                 registry.set_alias(version, CHAMPION)
     _log(decision)
     return decision
@@ -422,7 +427,7 @@ def withdraw(
     """
     with held_registry(location) as registry:
         version = registry.version(name, number)
-        current = registry.by_alias(name, CHAMPION)
+        current = registry.pointed_at(name, CHAMPION)
         registry.set_tags(version, {WITHDRAWN_TAG: reason})
         champion = current
         if current is not None and registry.why_withdrawn(registry.version(name, current.number)):

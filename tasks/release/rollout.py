@@ -13,7 +13,7 @@ from typing import Protocol
 import pandas as pd
 
 from tasks.contracts.rollout import Action, Evidence
-from tasks.kernel.errors import DataContractError, RegistryError
+from tasks.kernel.errors import DataContractError, RegistryError, SignatureError
 from tasks.kernel.values import Frozen
 from tasks.release.comparison import compare
 from tasks.release.config import ReleaseConfig
@@ -283,7 +283,7 @@ class Releasing:
         )
         try:
             self.champions.take_back(release, f"release {release.release_id[:12]}: {reason}")
-        except RegistryError as exc:
+        except (RegistryError, SignatureError) as exc:
             logger.error(
                 "%s: the alias stays at version %s: %s", release.title, release.candidate, exc
             )

@@ -7,6 +7,7 @@ whole, or it is not there. What a cut-off one has sent, the next one does not se
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,11 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ValidationError
 
+from tasks.governance import signing
 from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, ConfigurationError, TransientError
+from tasks.kernel.keys.choice import TRUSTED, trusted_keys
+from tasks.kernel.keys.store import MODELS
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
 from tasks.metadata.database import held_everywhere
@@ -36,6 +40,8 @@ NUM_THREADS, LISTINGS = 8, 10
 SETTLED_S = 10
 """A file is read again that changed so shortly before the last backup: it may have changed since
 within one tick of its clock."""
+SIGNED = re.compile(r"mlflow/artifacts/.+/artifacts/model/(model|variants)\.json")
+"""Files of models that are signed."""
 Say = Callable[[str], None]
 Sign = Callable[..., None]
 
@@ -304,11 +310,13 @@ class _Sender:
 
 
 def verify(location: Location, backup: Backup) -> None:
-    """Read all content of a backup, and compare it with its digests.
+    """Read all content of a backup, and compare it with its digests and signatures.
 
     Raises:
         ArtifactError: some of it is absent or was changed.
+        SignatureError: see `check_signatures`.
     """
+    check_signatures(location, backup)
     with files.scratch_folder("falaj-verify") as scratch:
         for _ in _brought(location, backup, scratch):
             pass
@@ -345,6 +353,26 @@ def _brought(location: Location, backup: Backup, folder: Path) -> Iterator[tuple
                 path.unlink()
 
 
+def check_signatures(source: Location, backup: Backup) -> None:
+    """See that keys of `FALAJ_TRUSTED_KEYS` signed the models of a backup, before any is used.
+
+    Without that folder nothing is asked here: the only keys would be those of the backup itself.
+    Models are asked about again whenever they are loaded.
+
+    Raises:
+        SignatureError: one is not signed, is of other content, or by no key that is trusted.
+    """
+    if not os.environ.get(TRUSTED):
+        return
+    trusted, found = trusted_keys(Path(), MODELS), backup.files.items()
+    for name, kept in ((name, kept) for name, kept in found if SIGNED.fullmatch(name)):
+        bundle = backup.files.get(f"{name}{signing.END}", Kept())
+        text = (source.read(object_name(bundle.sha256)) or b"").decode(errors="replace")
+        subject, file = signing.subject_in(text), PurePosixPath(name)
+        subject = subject if subject.endswith(f"/{file.parts[-4]}") else name  # of the run
+        signing.verify(trusted, subject, text, {file.name: kept.sha256})
+
+
 def restore(
     settings: Settings,
     source: Location,
@@ -365,11 +393,13 @@ def restore(
     Raises:
         ConfigurationError: the state is not empty.
         ArtifactError: content is absent, or was changed.
+        SignatureError: see `check_signatures`. Nothing was restored.
     """
     aside, mark = settings.home / state.RESTORING, settings.home / state.RESTORING / ".backup"
     if not only_shared:
         goes_on = mark.exists() and mark.read_text() == backup.name
         check_empty(settings, backup.files if goes_on else None)
+        check_signatures(source, backup)
         files.private_folder(settings.home)
         files.private_folder(aside)
         mark.write_text(backup.name)

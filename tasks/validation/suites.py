@@ -28,8 +28,9 @@ from pydantic import (
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ColumnKind as ColumnKind
-from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import read_yaml
+from tasks.kernel.errors import ConfigurationError, SignatureError
+from tasks.kernel.files import digest_of, read_yaml
+from tasks.kernel.settings import Settings
 from tasks.kernel.values import Described, checked, mistakes
 from tasks.validation.baseline import DAYS, Baseline, Statistic, literal, quoted
 
@@ -293,6 +294,45 @@ def _with_own_baseline(suite: Suite, repo: Path, name: str) -> Suite:
             content = read_yaml(path, where)
             return with_baseline(suite, checked(Baseline, content, where, "Profile it again"))
     return suite
+
+
+def sign_baseline(settings: Settings, use_case: str, name: str) -> None:
+    """Sign the bands of a suite as they are: who approved them did not mean others.
+
+    Raises:
+        TransientError, StorageError, ConfigurationError: the key store or the disk refuses.
+    """
+    from tasks.governance.signing import sign
+
+    files = _baseline_files(settings.feature_repo, name)
+    sign(settings.home, f"suites/{use_case}/{name}", files)
+
+
+def check_baseline(settings: Settings, use_case: str, name: str) -> None:
+    """See that the bands of a suite are those that were approved.
+
+    Bands that were never signed count, as all of the feature repository does; where
+    `FALAJ_TRUSTED_KEYS` is set they do not.
+
+    Raises:
+        SignatureError: they were changed, or signed by nobody who is trusted.
+    """
+    from tasks.governance import signing
+
+    subject = f"suites/{use_case}/{name}"
+    files = _baseline_files(settings.feature_repo, name)
+    try:
+        if files or signing.read(signing.record_path(settings.home, subject)) is not None:
+            signing.check_record(settings.home, subject, files or {f"{name}.yaml": ""})
+    except SignatureError as exc:
+        raise SignatureError(
+            f"{exc}. Nothing was validated; `falaj baseline --reviewed` makes and signs others"
+        ) from exc
+
+
+def _baseline_files(repo: Path, name: str) -> dict[str, str]:
+    found = (repo / FOLDER / folder / f"{name}.yaml" for folder in FOLDERS)
+    return next(({path.name: digest_of(path)} for path in found if path.exists()), {})
 
 
 def _place(location: tuple[int | str, ...]) -> str:

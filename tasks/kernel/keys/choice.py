@@ -1,4 +1,4 @@
-"""Which key store an installation has."""
+"""Which key store an installation has, and whose signatures it trusts."""
 
 import os
 from collections.abc import Mapping
@@ -6,10 +6,13 @@ from pathlib import Path
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys.files import FileKeys
-from tasks.kernel.keys.store import KeyStore
+from tasks.kernel.keys.store import IMPORTS, KeyStore
 
 KEYS = "FALAJ_KEYS"
 """Variable with the address of a key store; without it keys are files of the state folder."""
+TRUSTED = "FALAJ_TRUSTED_KEYS"
+"""Variable with a folder of public keys, `<name>/<id>.pub`, that alone are trusted. Whoever writes
+the state can add a key to it; this folder may be of somebody else, and read-only."""
 
 
 def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeyStore:
@@ -23,3 +26,28 @@ def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeySt
     if not address:
         return FileKeys(home / "keyring")
     raise ConfigurationError(f"{KEYS} is {address}; expected no address. Nothing was signed")
+
+
+def trusted_keys(
+    home: Path, name: str, environment: Mapping[str, str] | None = None
+) -> Mapping[str, bytes]:
+    """PEM of the public keys, by id, that signatures are checked with.
+
+    Args:
+        home: the state folder; its own keys are trusted where `FALAJ_TRUSTED_KEYS` is not set.
+        name: of the key.
+        environment: default: this process's.
+
+    Raises:
+        ConfigurationError: the folder of that variable holds no such key.
+    """
+    env = os.environ if environment is None else environment
+    if not (folder := env.get(TRUSTED)):
+        own = FileKeys(home / "keyring") if name == IMPORTS else key_store(home, env)
+        return own.public_keys(name)
+    if not (found := FileKeys(Path(folder).expanduser()).public_keys(name)):
+        raise ConfigurationError(
+            f"{TRUSTED} is {folder}, which has no {name}/*.pub; copy there what is trusted, such "
+            f"as {home}/keyring/{name}/*.pub. Nothing was signed or used"
+        )
+    return found

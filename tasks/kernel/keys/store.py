@@ -19,6 +19,8 @@ from tasks.kernel.errors import SignatureError
 
 JOURNAL, MODELS, EVIDENCE = "journal", "models", "evidence"
 """Names of keys that sign: heads of the journal, models and their sources, evidence."""
+IMPORTS = "imports"
+"""Name of the public keys of others, whose models may be imported; nothing here signs by it."""
 ID_LENGTH = 16
 
 

@@ -235,6 +235,7 @@ HARM: dict[str, tuple[Callable[[Known], Path], str]] = {
         "snapshots/flight_delay_v1",
     ),
     "raw file": (lambda k: k.raw("weather"), "weather.csv"),
+    "signature": (lambda k: k.version.folder / "model.json.sig", f"models/{NAME}/1"),
 }
 
 

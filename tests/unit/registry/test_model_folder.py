@@ -20,6 +20,7 @@ from tasks.registry.model_folder import (
     list_variants,
     read_version,
     remove_unlisted,
+    sign_version,
     verified_encoders,
     verified_program,
     write_model,
@@ -57,7 +58,9 @@ def filed(tmp_path: Path) -> Filed:
         MANIFEST_TAG: manifest,
         VARIANTS_TAG: listed,
     }
-    return Filed(store, trained, RegisteredVersion("m", 1, "r", folder, tags))
+    version = RegisteredVersion("m", 1, "r", folder, tags, tmp_path)
+    sign_version(version)
+    return Filed(store, trained, version)
 
 
 def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) -> None:
@@ -77,9 +80,11 @@ def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) 
         "environment.cdx.json",
         "evaluation.json",
         "model.json",
+        "model.json.sig",
         "program.pt2",
         "variants",
         "variants.json",
+        "variants.json.sig",
     ]
 
 
@@ -125,7 +130,8 @@ def test_an_encoder_is_kept_with_its_version_and_handed_out_whole_alone(tmp_path
     report = builders.evaluation(store, trained)
     manifest = write_model(folder, trained, report, snapshot, "m", "abc1234", store)
     tags = {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: "0" * 64, MANIFEST_TAG: manifest}
-    version = RegisteredVersion("m", 1, "r", folder, tags)
+    version = RegisteredVersion("m", 1, "r", folder, tags, tmp_path)
+    sign_version(version)
     assert verified_encoders(version) == {"review": folder / "encoder-review"}
     assert read_version(version).manifest.files["encoder-review"].sha256 == files.sha256
     (folder / "encoder-review" / "model.onnx").unlink()
@@ -153,8 +159,9 @@ def test_variants_built_anew_replace_the_old_ones_list_last(filed: Filed) -> Non
     assert digest == digest_of_value(listed)
     remove_unlisted(filed.folder, listed)
     assert not old.exists()
-    tags = {**filed.version.tags, VARIANTS_TAG: digest}
-    assert read_version(replace(filed.version, tags=tags)).damage == ()
+    version = replace(filed.version, tags={**filed.version.tags, VARIANTS_TAG: digest})
+    sign_version(version)
+    assert read_version(version).damage == ()
 
 
 def test_a_full_disk_leaves_the_old_list_of_variants_in_place(

@@ -1,0 +1,233 @@
+"""Ten places, each with a flipped byte and by a stranger: not used, and named."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from falaj.__main__ import main
+from flows.config import approved_suites, read_pipeline_config
+from serving.config import EngineConfig, ServedModel
+from serving.engine.loading import RegistryCatalogue
+from serving.engine.versions import LoadedVersion
+from serving.errors import NotReadyError
+from tasks.contracts.base import ModelVersionRef
+from tasks.governance import signing
+from tasks.governance.journal import Journal
+from tasks.kernel.errors import RegistryError, SignatureError
+from tasks.kernel.files import digest_of
+from tasks.kernel.keys.store import MODELS
+from tasks.kernel.location import Location
+from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.registry import mlflow_registry as mlflow
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.model_folder import read_version
+from tasks.registry.programs import fetch_version, find_champion, find_start
+from tasks.registry.promotion import roll_back, withdraw
+from tasks.state.backup import back_up, restore, verify
+from tasks.validation.suites import sign_baseline
+from tests.support.data.shop import Shop
+from tests.support.registry.builders import CONFIG, FEBRUARY, World, comparison, evaluation
+from tests.support.serving.served import FLIGHTS, QUICK, ServedHome
+
+NAME = CONFIG.model_name
+PROGRAM, CHECKPOINT, EVALUATION = "program.pt2", "checkpoint.pt", "evaluation.json"
+MANIFEST, LISTED, VARIANT = "model.json", "variants.json", "variants/*/model.onnx"
+SIGNATURES = [f"{MANIFEST}.sig", f"{LISTED}.sig"]
+FILES = [PROGRAM, CHECKPOINT, EVALUATION, MANIFEST, LISTED, VARIANT]
+REFUSED = (RegistryError, SignatureError)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def refusals(home: Path) -> list[str]:
+    lines = (line.content for line in Journal(home / "audit").lines())
+    return [line["subject"] for line in lines if line["action"] == "refuse-signature"]
+
+
+def change(
+    registry: mlflow.Registry, version: mlflow.RegisteredVersion, name: str, stranger: Path | None
+) -> None:
+    """Flip a byte; a stranger changes a file, all digests up to the database, and signs anew."""
+    folder = version.folder
+    (victim,) = folder.glob(name)
+    if stranger is None or name in SIGNATURES:
+        flip(victim)
+        return
+    root = folder / (LISTED if "variants" in name else MANIFEST)
+    whole = victim if victim.parent == folder else victim.parent
+    before = digest_of(whole)
+    victim.write_bytes(victim.read_bytes() + b" ")  # JSON that means the same, all else is spoilt
+    root.write_text(root.read_text().replace(before, digest_of(whole)))
+    found = signing.digests(folder, [root.name])
+    signing.sign(stranger, version.subject, found, folder / f"{root.name}.sig")
+    tags = {mlflow.VARIANTS_TAG if root.name == LISTED else mlflow.MANIFEST_TAG: digest_of(root)}
+    registry.set_tags(version, {**tags, mlflow.PROGRAM_TAG: digest_of(folder / PROGRAM)})
+
+
+@pytest.mark.parametrize("name", [*FILES, *SIGNATURES])
+@pytest.mark.parametrize("by_stranger", [False, True])
+def test_what_was_changed_is_not_promoted_trained_on_or_restored(
+    world: World, name: str, by_stranger: bool
+) -> None:
+    world.promoted(0)
+    world.promoted(1, against=(comparison("champion:1", 0.004),))
+    change(world.registry, world.version(1), name, world.home / "strange" if by_stranger else None)
+    version = world.version(1)
+    record = read_version(version)
+    with pytest.raises(RegistryError, match="cannot be rolled back"):
+        roll_back(NAME, 2, "it hurts", "order", world.location, FEBRUARY)
+    made = tuple(e.variant for e in record.variants.variants) if record.variants else ()
+    report = evaluation(world.store, world.model(0))
+    assert "whole-artifacts" in world.promote(version.ref, report, made).closed
+    world.registry.set_alias(version, "champion")
+    splits = world.model(0).splits
+    if name in (CHECKPOINT, MANIFEST, f"{MANIFEST}.sig"):
+        with pytest.raises(REFUSED):
+            find_start(world.dataset, splits, {}, NAME, world.location, world.store)
+    if name in (PROGRAM, MANIFEST, f"{MANIFEST}.sig"):
+        with pytest.raises(REFUSED):
+            fetch_version(version.ref, world.location, world.store)
+    assert main(["models", "verify", NAME, "1", "--home", str(world.home)]) == 1
+    if by_stranger or name in SIGNATURES:
+        assert record.refused is not None
+        assert refusals(world.home)[0] == version.subject
+    else:
+        assert ("onnx-fp32" if name == VARIANT else name) in record.damage[0]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[ServedHome, ModelVersionRef]:
+    """A version that serves."""
+    home = ServedHome.at(tmp_path_factory.mktemp("served"))
+    ref = home.add_flights()
+    home.convert(ref, QUICK.model_copy(update={"formats": ("onnx-fp32",)}))
+    assert loaded(home, ref).backends
+    return home, ref
+
+
+def loaded(home: ServedHome, ref: ModelVersionRef) -> LoadedVersion:
+    config, models = EngineConfig(), (ServedModel(name=FLIGHTS),)
+    catalogue = RegistryCatalogue(home.location, home.home, config, models)
+    return catalogue.open(catalogue.by_number(FLIGHTS, str(ref.version)))
+
+
+@pytest.mark.parametrize("by_stranger", [False, True])
+@pytest.mark.parametrize("name", [PROGRAM, MANIFEST, LISTED, VARIANT, *SIGNATURES])
+def test_what_was_changed_is_not_served(
+    served: tuple[ServedHome, ModelVersionRef], tmp_path: Path, name: str, by_stranger: bool
+) -> None:
+    home, ref = ServedHome.at(tmp_path / "home"), served[1]
+    shutil.copytree(served[0].home, home.home)
+    registry = mlflow.Registry(home.location)
+    version = registry.confirmed(ref)
+    change(registry, version, name, tmp_path / "strange" if by_stranger else None)
+    with pytest.raises(NotReadyError, match="flight-delay"):
+        loaded(home, ref)
+    if by_stranger or name in SIGNATURES:
+        assert version.subject in refusals(home.home)
+
+
+def test_a_champion_is_that_which_was_promoted(world: World) -> None:
+    world.promoted(0)
+    (record,) = (world.home / "signatures" / "promotions" / "models").rglob("*.sig")
+    flip(record)
+    with pytest.raises(SignatureError):
+        find_champion(NAME, world.location, world.store)
+    with pytest.raises(SignatureError):
+        world.promoted(1)
+    withdraw(NAME, 1, "nobody signed that", "Ana", world.location, FEBRUARY)
+    assert world.promoted(1).promoted
+
+
+def test_an_older_version_is_signed_by_one_command_that_the_error_names(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.promoted(0)
+    version = world.version(1)
+    for file in version.folder.glob("*.sig"):
+        file.unlink()
+    with pytest.raises(SignatureError, match="falaj models sign flight-delay 1"):
+        find_champion(NAME, world.location, world.store)
+    assert main(["models", "sign", NAME, "1", "--home", str(world.home)]) == 0
+    assert find_champion(NAME, world.location, world.store).version == version.ref
+    flip(version.folder / "program.pt2")
+    assert main(["models", "sign", NAME, "1", "--home", str(world.home)]) == 1
+    assert "program.pt2 has SHA-256" in capsys.readouterr().err
+
+
+def test_a_training_set_of_somebody_else_is_not_trained_on(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    made, home = shop.training_set(), shop.settings.home
+    folder = shop.store.path(made.data).parent
+    flip(folder / "data.parquet")
+    assert shop.training_set().data.sha256 == made.data.sha256  # built again, of the tables
+    subject = f"snapshots/{folder.name}"
+    assert refusals(home) == [subject]
+    value = json.loads((folder / "value.json").read_text())
+    value["num_rows"] += 1
+    (folder / "value.json").write_text(json.dumps(value))
+    with pytest.raises(SignatureError, match="there is none"):
+        shop.training_set()
+    named = refusals(home)[-1]
+    source, digest = signing.record_path(home, named), named.rpartition("/")[2]
+    signing.sign(tmp_path / "stranger", named, {"value.json": digest}, source)
+    with pytest.raises(SignatureError, match="does not trust"):
+        shop.training_set()
+
+
+def test_bands_that_were_approved_are_the_bands_that_judge(tmp_path: Path) -> None:
+    repo = shutil.copytree(PROJECT_ROOT / "feature_repo" / "flights", tmp_path / "repo")
+    settings, config = Settings(tmp_path / "home", repo), read_pipeline_config(repo)
+    approved_suites(config, settings)  # never signed: as reviewed as all of the repository
+    sign_baseline(settings, config.name, "raw_weather")
+    file = repo / "expectations" / "baseline" / "raw_weather.yaml"
+    stranger = replace(settings, home=tmp_path / "stranger")
+    kept = file.read_bytes()
+    for change in (lambda: file.write_bytes(kept + b"#"), file.unlink):
+        change()
+        with pytest.raises(SignatureError, match=r"raw_weather.*falaj baseline --reviewed"):
+            approved_suites(config, settings)
+    file.write_bytes(kept)
+    sign_baseline(stranger, config.name, "raw_weather")
+    record = signing.record_path(settings.home, f"suites/{config.name}/raw_weather")
+    shutil.copy(signing.record_path(stranger.home, f"suites/{config.name}/raw_weather"), record)
+    with pytest.raises(SignatureError, match="does not trust"):
+        approved_suites(config, settings)
+
+
+@pytest.mark.parametrize("by_stranger", [False, True])
+def test_a_backup_with_a_changed_model_is_not_restored(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_stranger: bool
+) -> None:
+    world.promoted(0)
+    trust, target = tmp_path / "trust", Location.of((tmp_path / "backups").as_uri())
+    shutil.copytree(world.home / "keyring" / MODELS, trust / MODELS)
+    if by_stranger:
+        change(world.registry, world.version(1), PROGRAM, tmp_path / "strange")
+        for pem in (tmp_path / "strange" / "keyring" / MODELS).glob("*.pub"):
+            shutil.copy(pem, world.home / "keyring" / MODELS)  # who writes the state can do that
+        assert not read_version(world.version(1)).damage
+    settings = Settings(world.home, world.home / "repo")
+    backup = back_up(settings, target, {}, lambda line: None)
+    monkeypatch.setenv("FALAJ_TRUSTED_KEYS", str(trust))
+    other = replace(settings, home=tmp_path / "other")
+    monkeypatch.setenv("FALAJ_HOME", str(other.home))
+    if by_stranger:
+        with pytest.raises(SignatureError, match="does not trust"):
+            restore(other, target, backup, {}, lambda line: None)
+        assert not (other.home / "mlflow").exists()
+        return
+    restore(other, target, backup, {}, lambda line: None)
+    restored = World(RegistryLocation.of(other), other.store, world.dataset)
+    assert not read_version(restored.version(1)).damage
+    kept = next(k for n, k in backup.files.items() if n.endswith(f"{MANIFEST}.sig"))
+    flip(next((tmp_path / "backups").rglob(kept.sha256)))
+    with pytest.raises(SignatureError):
+        verify(target, backup)
