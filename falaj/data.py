@@ -48,25 +48,6 @@ def docs(*, context: Here) -> Shown:
     return Shown(site, [row("Data docs", f"{site.index} with {site.num_pages} results")])
 
 
-def trace(thing: str, /, *, context: Here) -> Shown:
-    """Show what something was made from, to the raw files.
-
-    Args:
-        thing: Beginning of a digest, or a name such as models/<name>/1.
-
-    Examples:
-        falaj trace models/flight-delay/1
-    """
-    from tasks.lineage.journal import Journal
-    from tasks.lineage.trace import format_chain
-    from tasks.lineage.trace import trace as trace_back
-
-    chain = trace_back(thing, Journal(context.home / "lineage"))
-    sources = chain.sources()
-    lines = [*format_chain(chain), "", *(row("From", f"{d.name} {d.version}") for d in sources)]
-    return Shown({"chain": list(chain), "sources": sources}, lines)
-
-
 @dataclass(frozen=True)
 class _Source:
     """A table that can be a baseline: its suite and its files."""
@@ -212,11 +193,12 @@ def counts(
 
     tally = ReadTally()
     found = count_by_version(context.home, model, chosen_window(start, end, last), tally)
-    lines = [_line(count) for count in found] or ["No request is logged there."]
+    lines = [count_line(count) for count in found] or ["No request is logged there."]
     return Shown({"counts": found, "damaged": tally.damaged}, [*lines, *tally.damaged])
 
 
-def _line(count: LogCount) -> str:
+def count_line(count: LogCount) -> str:
+    """Rows of one version, variant and track, for people."""
     refused = f", {count.refused:,} refused" if count.refused else ""
     by = (
         f"version {count.version} as {count.track} by {count.variant}"

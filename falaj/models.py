@@ -10,7 +10,6 @@ from cyclopts import App
 from cyclopts.types import PositiveInt
 
 from falaj.context import Approver, Comment, Context, DryRun, Here, Shown, recorded_act, row
-from falaj.data import trace as trace_anything
 from tasks.contracts.release import PromotionDecision
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.settings import Settings
@@ -94,7 +93,7 @@ def list_versions(model: str | None = None, /, *, context: Here) -> Shown:
     return Shown(found, [_version_line(facts) for facts in found] or none)
 
 
-def _find(
+def find_version(
     model: str | None, version: int | None, context: Context
 ) -> tuple[RegisteredVersion, Registry]:
     """The version asked about: by default the champion, or the candidate, of the use case's model.
@@ -136,7 +135,7 @@ def show(
         falaj models show
         falaj models show flight-delay 3
     """
-    found, registry = _find(model, version, context)
+    found, registry = find_version(model, version, context)
     facts, record = version_facts(found, registry), read_version(found)
     variants = [entry.variant for entry in record.variants.variants] if record.variants else []
     made_of = record.manifest.splits.train if record.manifest else "elsewhere"
@@ -150,58 +149,6 @@ def show(
         *(row("Damaged", damage) for damage in record.damage),
     ]
     return Shown({**facts, "variants": variants, "damage": record.damage}, lines)
-
-
-@app.command
-def trace(
-    model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
-) -> Shown:
-    """Show what a version was made from, to the raw files.
-
-    Args:
-        model: Registered model (default: the use case's).
-        version: Its version (default: the champion, else the candidate).
-
-    Examples:
-        falaj models trace
-        falaj models trace flight-delay 3
-    """
-    found, _ = _find(model, version, context)
-    return trace_anything(f"models/{found.name}/{found.number}", context=context)
-
-
-@app.command
-def verify(
-    model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
-) -> Shown:
-    """Check every file of a version by its signatures and the registry's digests.
-
-    Args:
-        model: Registered model (default: the use case's).
-        version: Its version (default: the champion, else the candidate).
-
-    Raises:
-        RegistryError: a file is missing or was changed.
-        SignatureError: nobody who is trusted has signed it.
-
-    Examples:
-        falaj models verify
-        falaj models verify flight-delay 3
-    """
-    found, _ = _find(model, version, context)
-    record = read_version(found)
-    if record.refused:
-        raise record.refused
-    if record.damage:
-        raise RegistryError(
-            f"{found} is damaged: {'; '.join(record.damage)}. Nothing was changed; take its "
-            f"folder {found.folder} from a backup with `falaj restore`, or promote another version"
-        )
-    described = record.manifest or record.imported
-    files = {name: file.sha256 for name, file in described.files.items()} if described else {}
-    folders = [e.folder for e in record.variants.variants if e.folder] if record.variants else []
-    whole = f"{found}: {len(files)} files and {len(folders)} variants are as registered"
-    return Shown({"version": found.ref, "files": files, "variants": folders}, [row("Whole", whole)])
 
 
 @app.command
@@ -222,7 +169,7 @@ def sign(
     Examples:
         falaj models sign flight-delay 3
     """
-    found, _ = _find(model, version, context)
+    found, _ = find_version(model, version, context)
     sign_version(found)
     return Shown(found.ref, [row("Signed", found)])
 
@@ -379,7 +326,7 @@ def withdraw(
         )
     _check_no_release(model, settings)
     if dry_run:
-        found, registry = _find(model, version, context)
+        found, registry = find_version(model, version, context)
         facts = version_facts(found, registry)
         return Shown(facts, [_version_line(facts), "would be withdrawn. Nothing was changed"])
     named = {"model": model, "version": f"version {version}"}

@@ -17,7 +17,7 @@ from tasks.conversion.config import ConversionConfig, HardwareConversion
 from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
 from tasks.imports.task import export_encoder, prepare_corpus, take_program, take_rows
 from tasks.kernel.provenance import code_commit
-from tasks.lineage.task import record_conversion, record_import
+from tasks.lineage.task import find_raw_files, record_conversion, record_import
 from tasks.registry.task import (
     attach_variants,
     claim_model_name,
@@ -57,7 +57,7 @@ def convert_version(
     built = build_variants(program, rows, config)
     judged = judge_variants(program, built, rows, config)
     variants = add_triton_repositories(program, judged, rows, config)
-    attach_variants(version, variants)
+    attach_variants(version, variants, find_raw_files(version))
     return variants
 
 

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, distribution
 
 from infra.images.prune import closure
+from tasks.governance.bill import licence_of
 from tasks.kernel.settings import PROJECT_ROOT
 
 EXTRAS = ("train", "convert", "serve")
 PAGE = PROJECT_ROOT / "docs" / "reference" / "licences.md"
 FORBIDDEN = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause|proprietary", re.IGNORECASE)
-CHOSEN = {"text-unidecode": "Artistic License", "sigstore-models": "MIT"}
-"""Of packages whose metadata offer several, or none."""
 HEAD = """# Licences
 
 {number} packages are required by Falaj with its extras `train`, `convert` and `serve`, {base} of
@@ -42,23 +41,10 @@ def required(own: Sequence[str] = EXTRAS) -> list[Distribution]:
     return [distribution(name) for name in sorted(closure(asked))]
 
 
-def licence_of(package: Distribution) -> str:
-    """Its licence in one line, as its metadata have it; empty where they have none."""
-    metadata = dict(package.metadata.json)
-    found = CHOSEN.get(package.name) or metadata.get("license_expression", "")
-    classifiers = [
-        line.rpartition(" :: ")[2]
-        for line in metadata.get("classifier", ())
-        if line.startswith("License ::") and not line.endswith("OSI Approved")
-    ]
-    text = str(metadata.get("license", "")).strip().partition("\n")[0]
-    return str(found or ", ".join(classifiers) or text)
-
-
 def faults(packages: Sequence[Distribution]) -> Iterator[str]:
     """One sentence for each licence that is unknown or not allowed."""
     for package in packages:
-        licence = licence_of(package)
+        licence = licence_of(package.metadata)
         if not licence:
             yield f"{package.name}: its metadata name no licence; read its wheel, add it to CHOSEN"
         elif FORBIDDEN.search(licence):
@@ -67,7 +53,10 @@ def faults(packages: Sequence[Distribution]) -> Iterator[str]:
 
 def page(packages: Sequence[Distribution]) -> str:
     """The Markdown page."""
-    rows = [f"| {p.name} | {p.version.partition('+')[0]} | {licence_of(p)} |\n" for p in packages]
+    rows = [
+        f"| {p.name} | {p.version.partition('+')[0]} | {licence_of(p.metadata)} |\n"
+        for p in packages
+    ]
     return HEAD.format(number=len(packages), base=len(required(()))) + "".join(rows)
 
 

@@ -158,7 +158,8 @@ def _origin(model: training.CandidateModel) -> tuple[str, ModelVersionRef | None
     assert isinstance(model, training.TrainedModel)
     ended = f"on {model.num_ranks} rank(s) and registered the best epoch."
     if not isinstance(model, training.CompressedModel):
-        return "train", None, f"Trained a model ({model.kind}) {ended}"
+        start = model.started_from.version if model.started_from else None
+        return "train", start, f"Trained a model ({model.kind}) {ended}"
     how = model.compression
     scores = "with" if how.is_distilled else "without"
     made = f"Made version {how.parent.version} smaller by {how.method}, {scores} its scores in the"

@@ -19,6 +19,7 @@ from tasks.contracts.data import FeatureRefresh, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import CandidateModel
+from tasks.kernel.errors import ArtifactError
 from tasks.kernel.retry_policy import uncached
 
 if TYPE_CHECKING:
@@ -127,6 +128,23 @@ def record_import(version: ModelVersionRef, imported: ImportedProgram, commit: s
     from tasks.lineage.steps import import_steps
 
     return _record(list(import_steps(version, imported)), commit)
+
+
+@task(name="find-raw-files", task_run_name="raw-files-{version.name}-v{version.version}", **_POLICY)
+def find_raw_files(version: ModelVersionRef) -> dict[str, str]:
+    """SHA-256 of each raw file behind a version to its name; empty where none is recorded.
+
+    Safe to retry: it only reads.
+    """
+    from tasks.lineage.journal import Journal, LineageSettings
+    from tasks.lineage.trace import address, trace
+
+    journal = Journal(LineageSettings.from_environment())
+    try:
+        chain = trace(f"models/{version.name}/{version.version}", journal)
+        return {data.version: address(data) for data in chain.sources()}
+    except ArtifactError:  # its lineage failed, which fails no run; the bill says so
+        return {}
 
 
 def _record(steps: list[Step], commit: str) -> int:

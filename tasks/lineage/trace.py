@@ -39,6 +39,8 @@ class Origin:
     """None where no event records its making: a raw file, or something older than the files."""
     commit: str | None = None
     inputs: tuple[Data, ...] = ()
+    uri: str = ""
+    """Where its files are, in the artifact store."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,19 @@ class Chain:
         """What it all began with: the raw files."""
         return [origin.data for origin in self if not origin.inputs]
 
+    def downstream(self) -> list[Data]:
+        """Everything that was made from the version asked about, nearest first."""
+        made: dict[Data, list[Data]] = {}
+        for origin in self.origins.values():
+            for data in origin.inputs:
+                made.setdefault(data, []).append(origin.data)
+        queue = [self.start]
+        seen = {self.start}
+        for data in queue:
+            queue += [each for each in made.get(data, ()) if each not in seen]
+            seen |= set(queue[len(seen) :])
+        return queue[1:]
+
 
 def trace(name: str, journal: Journal) -> Chain:
     """The chain behind one dataset.
@@ -87,13 +102,18 @@ def trace(name: str, journal: Journal) -> Chain:
     origins: dict[Data, Origin] = {}
     for found in _origins(journal):
         known = origins.get(found.data, found)
-        note = found.note or known.note
+        note, uri = found.note or known.note, found.uri or known.uri
         if found.job:
             origins.pop(found.data, None)  # the newest last
         else:
             found = known
-        origins[found.data] = replace(found, note=note)
-    return Chain(_named(name, [data for data, o in origins.items() if o.job]), origins)
+        origins[found.data] = replace(found, note=note, uri=uri)
+    return Chain(_named(name, [*origins]), origins)
+
+
+def address(data: Data) -> str:
+    """What the feature repository calls a raw file."""
+    return data.name if data.namespace == "file" else f"{data.namespace}/{data.name}"
 
 
 def format_chain(chain: Chain) -> list[str]:
@@ -152,24 +172,25 @@ def _origins_in(event: Mapping[str, Any]) -> Iterator[Origin]:
     job = event["job"]
     commit = job.get("facets", {}).get("sourceCodeLocation", {}).get("version")
     read, made = ([*map(_data, event.get(side, ()))] for side in ("inputs", "outputs"))
-    yield from (Origin(data, note) for data, note in read)
-    inputs = tuple(dict.fromkeys(data for data, _ in read))
-    yield from (Origin(data, note, job["name"], commit, inputs) for data, note in made)
+    yield from (Origin(data, note, uri=uri) for data, note, uri in read)
+    inputs = tuple(dict.fromkeys(data for data, _, _ in read))
+    yield from (Origin(data, note, job["name"], commit, inputs, uri) for data, note, uri in made)
 
 
-def _data(dataset: Mapping[str, Any]) -> tuple[Data, str]:
+def _data(dataset: Mapping[str, Any]) -> tuple[Data, str, str]:
     facets = dataset.get("facets", {})
     version = facets.get("version", {}).get("datasetVersion", "")
     earlier = facets.get("falajNote", {}).get("note", "")  # a facet of events before 2026-11-25
     note = facets.get("documentation", {}).get("description", earlier)
-    return Data(dataset["namespace"], dataset["name"], str(version)), str(note)
+    uri = facets.get("dataSource", {}).get("uri", "")
+    return Data(dataset["namespace"], dataset["name"], str(version)), str(note), str(uri)
 
 
-def _named(name: str, made: Sequence[Data]) -> Data:
+def _named(name: str, known: Sequence[Data]) -> Data:
     if _DIGEST.fullmatch(name):
-        found = [data for data in made if data.version.startswith(name)]
+        found = [data for data in known if data.version.startswith(name)]
     else:
-        ends = [data for data in made if f"/{data.name}".endswith(f"/{name}")]
+        ends = [data for data in known if f"/{data.name}".endswith(f"/{name}")]
         found = list({data.name: data for data in ends}.values())
     if len(found) != 1:
         held = ", ".join(map(str, found[:5])) or "nothing"

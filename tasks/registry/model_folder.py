@@ -2,7 +2,9 @@
 
     program.pt2  checkpoint.pt  evaluation.json  model.json     written before the version exists
     encoder-<column>/                                           of columns of texts and images
+    environment.cdx.json                                        packages that registered it
     variants/<name>-<digest>/  variants.json                    variants.json last: it names them
+    bill.cdx.json                                               what it was made of, with variants
 
 The registry's database holds the digests of `model.json` and `variants.json`, and these hold those
 of everything else. Who can write both can change a model all the same: so whoever writes one of the
@@ -16,17 +18,17 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Field, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import ImportedProgram, Signature, TensorSpec, tabular_signature
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
-from tasks.contracts.evaluation import Calibration, EvaluationReport
+from tasks.contracts.evaluation import Calibration, EvaluationReport, Metric
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.contracts.training import (
     CandidateModel,
@@ -36,9 +38,10 @@ from tasks.contracts.training import (
     StartingPoint,
 )
 from tasks.governance import signing
+from tasks.governance.bill import Part, bill, environment_bill
 from tasks.kernel.errors import RegistryError, SignatureError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
-from tasks.kernel.settings import ArtifactStore, bring, drop, send
+from tasks.kernel.settings import ArtifactStore, bring, drop, put, send
 from tasks.kernel.values import Frozen
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
@@ -83,8 +86,8 @@ def write_model(
             shutil.copytree(store.path(made), target, copy_function=_link_or_copy)
             flush_to_disk(target)
         files[target.name] = _record(target)
-    write_atomically(folder / EVALUATION_FILE, evaluation.model_dump_json(indent=1))
-    files[EVALUATION_FILE] = _record(folder / EVALUATION_FILE)
+    files |= _written(folder, EVALUATION_FILE, evaluation.model_dump_json(indent=1))
+    files |= _written(folder, ENVIRONMENT_FILE, environment_bill())
     manifest = manifest_of(trained, snapshot, model_name, code_commit, files)
     return _write_value(folder / MANIFEST_FILE, manifest)
 
@@ -142,6 +145,7 @@ def write_import(
         StorageError: the disk refused.
     """
     files = _copied(folder, {PROGRAM_FILE: store.path(imported.program)})
+    files |= _written(folder, ENVIRONMENT_FILE, environment_bill())
     manifest = ImportedManifest(
         model_name=model_name,
         code_commit=code_commit,
@@ -163,6 +167,11 @@ def _copied(folder: Path, sources: dict[str, Path]) -> dict[str, FileRecord]:
         for name, source in sources.items():
             copy_flushed(source, folder / name)
     return {name: _record(folder / name) for name in sources}
+
+
+def _written(folder: Path, name: str, text: str) -> dict[str, FileRecord]:
+    write_atomically(folder / name, text)
+    return {name: _record(folder / name)}
 
 
 def write_variants(folder: Path, listed: VariantList, store: ArtifactStore) -> str:
@@ -235,7 +244,9 @@ def read_version(version: RegisteredVersion, *, signed: bool = True) -> VersionR
     if variants is not None:
         expected |= _kept(variants)
     damage += [text for name, sha in expected.items() if (text := _damage(folder / name, sha))]
-    return VersionRecord(ref, manifest, variants, tuple(damage), imported)
+    roots = {MANIFEST_FILE: MANIFEST_TAG, VARIANTS_FILE: VARIANTS_TAG}
+    files = {name: version.tags[tag] for name, tag in roots.items() if tag in version.tags}
+    return VersionRecord(ref, manifest, variants, tuple(damage), imported, files | expected)
 
 
 def read_evaluation(version: RegisteredVersion) -> EvaluationReport | None:
@@ -370,8 +381,9 @@ def _read_value(
 
 
 def _kept(listed: VariantList) -> dict[str, str]:
-    """Folders of the kept variants, and their digests."""
-    return {
+    """Folders of the kept variants, and the bill, with their digests."""
+    bill = {BILL_FILE: listed.bill_sha256} if listed.bill_sha256 else {}
+    return bill | {
         entry.folder: entry.variant.files.sha256
         for entry in listed.variants
         if entry.folder is not None and entry.variant.files is not None
@@ -420,6 +432,8 @@ def _write_value(path: Path, value: BaseModel) -> str:
     return digest_of(path)
 
 
+BILL_FILE, ENVIRONMENT_FILE = "bill.cdx.json", "environment.cdx.json"
+_MODEL: Literal["machine-learning-model"] = "machine-learning-model"
 VARIANTS_FILE = "variants.json"
 PROGRAM_FILE = "program.pt2"
 EVALUATION_FILE = "evaluation.json"
@@ -529,6 +543,8 @@ class VariantList(Contract):
 
     source_sha256: str
     variants: tuple[RegisteredVariant, ...]
+    bill_sha256: str | None = None
+    """Of `bill.cdx.json`; None where no manifest could be read, and before 2026-11-27."""
 
 
 @dataclass(frozen=True)
@@ -543,6 +559,8 @@ class VersionRecord:
     """One sentence for each file that is missing or not what its digest says."""
     imported: ImportedManifest | None = None
     """Of a program that was trained elsewhere."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 that each file or folder must have, by its name in the version's folder."""
     refused: SignatureError | None = None
     """Where a signature is missing or does not fit; nothing else was read then."""
 
@@ -575,8 +593,18 @@ def attach_variants(
     variants: tuple[ModelVariant, ...],
     location: RegistryLocation,
     store: ArtifactStore,
+    raw_files: Mapping[str, str] | None = None,
 ) -> ModelVersionRef:
     """File the kept variants under the version, and name all, kept and dropped, with the reasons.
+
+    The version's bill of materials is written with them.
+
+    Args:
+        ref: the version.
+        variants: of it, kept and dropped.
+        location: the registry.
+        store: holds the files of those kept.
+        raw_files: SHA-256 to name of each raw file behind the version, for the bill.
 
     They take the place of those that were made before for the same hardware classes; what was made
     for other classes stays. Idempotent: the same variants, whole in the registry, are not copied
@@ -595,10 +623,16 @@ def attach_variants(
         record = read_version(version)
         together = _with_other_classes(record, variants)
         listed = list_variants(ref.program_sha256, together)
+        text = _bill_of(version, record, listed, raw_files or {})
+        if text:
+            bill_sha256 = hashlib.sha256(text.encode()).hexdigest()
+            listed = listed.model_copy(update={"bill_sha256": bill_sha256})
         attached = version.tags.get(VARIANTS_TAG) == digest_of_value(listed)
         if attached and not record.damage:
             return ref
         digest = write_variants(version.folder, listed, store)
+        if text:
+            put(version.folder / BILL_FILE, text)
         _sign(version, VARIANTS_FILE, _kept(listed))
         kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
@@ -640,3 +674,61 @@ def _problem(ref: ModelVersionRef, variant: ModelVariant) -> str | None:
     if not _FOLDER_NAME.fullmatch(variant.name):
         return "has a name that is no folder name (letters, digits and _.- are)"
     return None
+
+
+def _bill_of(
+    version: RegisteredVersion,
+    record: VersionRecord,
+    listed: VariantList,
+    raw_files: Mapping[str, str],
+) -> str:
+    """What a version was made of and consists of; empty where its manifest cannot be read."""
+    made = record.manifest or record.imported
+    if made is None:
+        return ""
+    if isinstance(made, ModelManifest):
+        rows = {"train": str(made.splits.train), "label": made.label_definition}
+        tables = made.pins.tables if made.pins else ()
+        named = {pin.sha256: f"{pin.group}/{pin.name}" for pin in tables} | dict(raw_files)
+        data = [Part("data", f"snapshots/{made.feature_service}", made.snapshot_sha256, facts=rows)]
+        data += [Part("data", name, sha256) for sha256, name in named.items()]
+        start, fit, smaller = made.started_from, made.calibration, made.compression
+        begun = (start and start.version, fit and fit.source, smaller and smaller.parent)
+        parents = [Part(_MODEL, p.name, p.program_sha256, str(p.version)) for p in begun if p]
+    else:
+        origin = made.origin
+        data = [Part("file", f"origin/{name}", sha) for name, sha in made.origin_files.items()]
+        package, licence = origin.get("package", "files"), origin.get("licence", "")
+        parents = [Part(_MODEL, package, version=origin.get("version"), licence=licence)]
+    return bill(
+        Part(_MODEL, version.name, listed.source_sha256, str(version.number)),
+        [
+            *data,
+            *(Part("file", name, file.sha256) for name, file in made.files.items()),
+            *(Part(_MODEL, *variant) for variant in _kept(listed).items()),
+            Part("application", "falaj", version=made.code_commit, licence="Apache-2.0"),
+        ],
+        parents=parents,
+        made=version.created,
+        card=_card(version, made, [part.ref for part in data if part.kind == "data"]),
+    )
+
+
+def _card(
+    version: RegisteredVersion, made: ModelManifest | ImportedManifest, data: list[str]
+) -> dict[str, Any]:
+    """The model card: what it is for, from which data it was made, and how it was judged."""
+    report = read_evaluation(version)
+    judged = [(n, m) for n, m in (report.overall if report else ()) if isinstance(m, Metric)]
+    bounds = [{"lowerBound": str(m.low), "upperBound": str(m.high)} for _, m in judged]
+    metrics = [
+        {"type": name, "value": str(metric.value), "confidenceInterval": bounds[position]}
+        for position, (name, metric) in enumerate(judged)
+    ]
+    parameters = {
+        "approach": {"type": "supervised"},
+        "task": made.columns.task if made.columns else made.family,
+        "architectureFamily": made.family,
+        "datasets": [{"ref": ref} for ref in data],
+    }
+    return {"modelParameters": parameters, "quantitativeAnalysis": {"performanceMetrics": metrics}}

@@ -140,7 +140,7 @@ def find_filed(name: str, number: int, location: RegistryLocation) -> FiledVersi
         missing = "evaluation.json" if evaluation is None else "converted variants"
         raise RegistryError(
             f"{version} has no readable {missing}, so no gate can judge it. Nothing was changed; "
-            f"`falaj models verify {name} {number}` shows what is damaged, "
+            f"`falaj verify models/{name}/{number}` shows what is damaged, "
             f"`falaj convert {number}` converts it again"
         )
     variants = tuple(entry.variant for entry in listed.variants)

@@ -253,13 +253,15 @@ def end_study(record: StudyRecord, config: RegistryConfig) -> None:
     **_POLICY,
 )
 def attach_variants(
-    version: ModelVersionRef, variants: tuple[ModelVariant, ...]
+    version: ModelVersionRef,
+    variants: tuple[ModelVariant, ...],
+    raw_files: dict[str, str] | None = None,
 ) -> ModelVersionRef:
-    """File the kept variants with the version, and list all with the reasons.
+    """File the kept variants with the version, list all with the reasons, and write its bill.
 
     Safe to retry: folders are named by digest and the list that names them is replaced last.
     """
-    return model_folder.attach_variants(version, variants, *_installation())
+    return model_folder.attach_variants(version, variants, *_installation(), raw_files)
 
 
 @task(

@@ -126,6 +126,13 @@ class ReleaseLedger:
         table = tables.releases
         return self._first(table.c.model == model, table.c.candidate == candidate)
 
+    def of_model(self, model: str) -> list[Release]:
+        """All releases of a model, oldest first."""
+        table = tables.releases
+        query = select(table.c.release_id).where(table.c.model == model).order_by(table.c.opened_at)
+        with transaction(self.engine, reads_only=True) as connection:
+            return [_read(connection, found) for found in connection.execute(query).scalars().all()]
+
     def decide(
         self, release: Release, decision: Decision, actor: str, evidence: Evidence | None = None
     ) -> Release:

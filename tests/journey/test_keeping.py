@@ -40,7 +40,7 @@ def test_a_backup_of_a_running_loop_goes_on_and_one_of_a_finished_loop_repeats_n
     late = Loop(tmp_path / "second" / "deeper" / "home", loop.repository)
     code, shown = late.run("restore", backups)
     assert code == 0, shown
-    for words in (["prune", "--older", "1d", "--yes"], ["models", "verify"]):
+    for words in (["prune", "--older", "1d", "--yes"], ["verify"]):
         code, shown = late.run(*words)
         assert code == 0, shown
     before = late.store.num_builds
@@ -70,7 +70,7 @@ def test_a_copied_state_is_a_whole_platform_where_the_original_is_gone(
             answer = httpx.post(f"{model}/infer", json={"inputs": inputs}, timeout=60).json()
             assert 0 < answer["outputs"][0]["data"][0] < 1
             before = copy.store.num_builds
-            for words in (["models", "verify"], ["--on-platform", "run", "--yes"], ["doctor"]):
+            for words in (["verify"], ["--on-platform", "run", "--yes"], ["doctor"]):
                 code, shown = copy.run(*words)
                 assert code == 0, shown
             assert copy.store.num_builds == before, "it goes on with what the original made"

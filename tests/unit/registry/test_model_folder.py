@@ -77,6 +77,7 @@ def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) 
     assert "CRC-32" in record.manifest.preprocessing.category_code_rule
     assert sorted(p.name for p in filed.folder.iterdir()) == [
         "checkpoint.pt",
+        "environment.cdx.json",
         "evaluation.json",
         "model.json",
         "model.json.sig",
@@ -92,6 +93,7 @@ def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) 
     [
         "program.pt2",
         "checkpoint.pt",
+        "environment.cdx.json",
         "evaluation.json",
         "model.json",
         "variants.json",
