@@ -51,7 +51,7 @@ def backup(
         falaj backup /mnt/backups
         falaj backup s3://bucket/backups --list
     """
-    target = _location(where)
+    target = location_of(where)
     if listed:
         names = backups.list_backups(target)
         return Shown({"backups": names}, names or ["no backups"])
@@ -89,7 +89,7 @@ def restore(
     Examples:
         falaj restore /mnt/backups --home /srv/falaj
     """
-    settings, source = context.target, _location(where)
+    settings, source = context.target, location_of(where)
     found = backups.read_backup(source, name)
     with nobody_else(settings.home):
         backups.restore(settings, source, found, _prepare(settings.home), _say)
@@ -119,7 +119,7 @@ def prune(
         falaj prune
         falaj prune --keep 10 --older 90d --yes
     """
-    settings, others = context.settings, _location(backups) if backups else None
+    settings, others = context.settings, location_of(backups) if backups else None
     with nobody_else(settings.home) if context.assume_yes else nullcontext():
         found = plan_pruning(settings, keep, older, others)
         if context.assume_yes:
@@ -165,7 +165,8 @@ def migrate(
     return Shown(facts, [*lines, row("Moved", "all commands on this folder use the new places")])
 
 
-def _location(where: str) -> Location:
+def location_of(where: str) -> Location:
+    """The place of backups that a command names, as a folder or a URL."""
     if urlsplit(where).scheme:  # also `s3:/bucket`, which would be a folder here
         return Location.of(where, "the location")
     return Location.of(Path(where).expanduser().resolve().as_uri(), "the location")

@@ -19,7 +19,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.settings import ARTIFACTS, STAGING, VALUE, Build, Settings
 from tasks.state.backup import list_backups, read_backup, under_way
-from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Source, contents
+from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Source, contents, text_of
 from tasks.state.databases import all_text, name_of_state
 
 Key = tuple[str, str]
@@ -142,13 +142,14 @@ def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
         finished = datetime.fromtimestamp(value.stat().st_mtime, UTC)
         text = value.read_text(encoding="utf-8")
         yield (folder.parent.name, folder.name), _Build(text, files.size_of(folder), finished)
-    for name, build in _shared_builds(settings.location):
+    for name, build in shared_builds(settings.location):
         path = PurePosixPath(name)
         size = sum(num_bytes for _, num_bytes in build.files.values())
         yield (path.parent.name, path.stem), _Build(json.dumps(build.value), size, build.finished)
 
 
-def _shared_builds(location: Location | None) -> Iterator[tuple[str, Build]]:
+def shared_builds(location: Location | None) -> Iterator[tuple[str, Build]]:
+    """Records of builds that a location has, by the names of their objects."""
     for name in location.entries(ARTIFACTS) if location is not None else ():
         if name.endswith(".json") and (content := location.read(name)):  # type: ignore[union-attr]
             yield name, Build.model_validate_json(content)
@@ -160,7 +161,7 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
     for name, source in contents(settings, MODELS):
         runs.update(_RUN.findall(name))
         if name.endswith(".json"):
-            yield _text(source)
+            yield text_of(source)
     for text in all_text(settings):
         is_known = is_known or not runs or not runs.isdisjoint(text.split("\n"))
         yield text
@@ -173,24 +174,17 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
         if isinstance(source, Path) and source.is_symlink():
             pointed = source.readlink().as_posix()
         else:
-            pointed = f"tables/{_text(source)}" if name.endswith("published") else ""
+            pointed = f"tables/{text_of(source)}" if name.endswith("published") else ""
         yield from (f"artifact:tables/{key}/" for key in _VERSION_OF_TABLES.findall(pointed))
     reports: dict[str, list[tuple[str, Source]]] = {}
     for name, source in contents(settings, OTHERS):
         path = PurePosixPath(name)
         if path.parent.name == "audit":
-            yield _text(source)
+            yield text_of(source)
         if path.name == "report.json" and path.parent.parent.name == "reports":
             reports.setdefault(str(path.parent.parent), []).append((name, source))
     for each in reports.values():
-        yield from (_text(source) for _, source in sorted(each, key=lambda r: r[0])[-keep:])
-
-
-def _text(source: Source) -> str:
-    if isinstance(source, Path):
-        return source.read_text(encoding="utf-8", errors="replace")
-    content = source if isinstance(source, bytes) else source.location.read(source.name) or b""
-    return content.decode(errors="replace")
+        yield from (text_of(source) for _, source in sorted(each, key=lambda r: r[0])[-keep:])
 
 
 def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> set[Key]:
@@ -215,17 +209,25 @@ def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> 
         live |= named | made_from
 
 
-def _unnamed(location: Location, found: Pruning, settings: Settings) -> Objects:
+def remove_unnamed(location: Location, settings: Settings) -> None:
+    """Remove content that nothing names, however new; to be called while nobody sends any."""
+    unnamed = _unnamed(location, Pruning(), settings, datetime.now(UTC))
+    location.remove(name for _, name in unnamed)
+
+
+def _unnamed(
+    location: Location, found: Pruning, settings: Settings, oldest: datetime | None = None
+) -> Objects:
     """Content of a location that no build or backup names which stays."""
     gone = {f"{ARTIFACTS}/{name}.json" for name in found.builds}
     named = set()
-    for name, build in _shared_builds(location):
+    for name, build in shared_builds(location):
         if name not in gone or location != settings.location:
             named |= {sha256 for sha256, _ in build.files.values()}
     for name in list_backups(location):
         if name not in found.backups:
             named |= {kept.sha256 for kept in read_backup(location, name).files.values()}
-    oldest = datetime.now(UTC) - UPLOAD_LIMIT
+    oldest = oldest or datetime.now(UTC) - UPLOAD_LIMIT
     return {
         (location, name): entry.num_bytes
         for name, entry in location.entries(OBJECTS).items()
