@@ -28,6 +28,7 @@ from tasks.features.online.materialization import forget_entities
 from tasks.features.tables.build import published_path
 from tasks.governance.erasure import (
     FOLDER,
+    SEPARATOR,
     ErasedEntities,
     Mask,
     Theirs,
@@ -37,7 +38,7 @@ from tasks.governance.erasure import (
 )
 from tasks.governance.journal import Journal, process_identity
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import private_folder, scratch_folder, write_atomically
+from tasks.kernel.files import append_lines, private_folder, scratch_folder, write_atomically
 from tasks.kernel.keys.signed import signed
 from tasks.kernel.location import Location
 from tasks.kernel.settings import children, drop, put
@@ -86,17 +87,16 @@ def erase(
     if not dry_run:
         context.confirm(f"Erase all rows of {' '.join(entity)}, for good?")
     with _working(context, entity, alone=not dry_run) as work:
-        before = work.count(places)
-        lines = [row(str(num), f"rows in {kind}") for kind, num in sorted(before.items())]
+        work.learn(places)
         if dry_run:
-            return Shown({"rows": before}, [*(lines or ["no rows"]), "Nothing was changed"])
-        certificate = work.erase(before, places)
-    text = [f"{name}: {json.dumps(value)}" for name, value in certificate.items()]
-    done = [row("Erased", f"{sum(before.values()):,} rows"), row("Named", certificate["entity"])]
+            found = work.rows(places)
+            lines = [row(str(num), f"rows in {kind}") for kind, num in sorted(found.items())]
+            return Shown({"rows": found}, [*(lines or ["no rows"]), "Nothing was changed"])
+        certificate = work.erase(places)
+    lines = [row(str(num), f"rows in {kind}") for kind, num in certificate["rows"].items()]
+    lines += [row("Named", certificate["entity"]), row("Written", work.write(certificate))]
     left = [*certificate["not_readable"], *certificate["still_found"]]
-    lines += [*done, row("Written", work.write(certificate, text))]
-    lines += [row("Left", each) for each in left]
-    return Shown(certificate, lines, EXIT_DATA if left else 0)
+    return Shown(certificate, [*lines, *(row("Left", n) for n in left)], EXIT_DATA if left else 0)
 
 
 def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:
@@ -131,7 +131,7 @@ def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:
 
         private_folder(folder)
         work.learn([])
-        held = work.eraser.rows(Folder(home), chosen=write)
+        held = work.eraser.rows(Folder(home), write)
         index = {"entity": work.values, "time": datetime.now(UTC), "files": written}
         index |= {"sources": work.sources(), "rows_held": held}
         (folder / "index.json").write_text(json.dumps(index, indent=1, default=str))
@@ -174,35 +174,34 @@ class _Work:
             for name in list_backups(location, name_of_state(settings)):
                 yield in_backup(read_backup(location, name), location, scratch)
 
-    def learn(self, backups: list[Location]) -> Counter[str]:
-        """Count rows until no more ids are found by which tables without keys name them."""
-        ids, size = self.eraser.theirs.ids, -1
-        while size < (size := sum(map(len, ids.values()))):
-            found = Counter[str]()
-            for place in self.places(backups):
-                for kind, num in self.eraser.rows(place).items():
-                    found[kind if place.label == "state" else f"{place.label}: {kind}"] += num
-        return found
+    def learn(self, backups: list[Location]) -> None:
+        """Find the ids of its rows, by which tables without its keys name them."""
+        keys = self.eraser.theirs.keys
+        for columns, ids in json.loads((self._lines() or ["[]"])[0]):
+            keys.setdefault(tuple(columns), set()).update(ids)
+        for place in self.places(backups):
+            self.eraser.rows(place)
 
-    def count(self, backups: list[Location]) -> dict[str, int]:
-        """Rows by place, as they were when the erasure began."""
-        begun = json.loads(self.progress.read_text()) if self.progress.exists() else {}
-        for columns, ids in begun.get("ids", ()):
-            self.eraser.theirs.ids.setdefault(tuple(columns), set()).update(ids)
-        found = self.learn(backups)
+    def rows(self, backups: list[Location]) -> Counter[str]:
+        """Count them by folder."""
+        found = Counter[str]()
+        for place in self.places(backups):
+            found.update(self.eraser.rows(place))
         online = forget_entities(self.eraser.theirs, self.context.settings, count_only=True)
         found.update({f"online: {view}": num for view, num in online.items()})
-        return {**found, **begun.get("rows", {})}
+        return found
 
-    def erase(self, before: dict[str, int], backups: list[Location]) -> dict[str, Any]:
+    def erase(self, backups: list[Location]) -> dict[str, Any]:
         """Do it; facts of the certificate."""
         settings, home, eraser = self.context.settings, self.context.home, self.eraser
-        write_entities(home, self.known.joined(eraser.theirs.entities))
-        ids = [(columns, sorted(each)) for columns, each in eraser.theirs.ids.items()]
-        text = json.dumps({"ids": ids, "rows": before})
-        write_atomically(self.progress, text.encode(), private=True)
+        write_entities(home, self.known)
+        ids = [(c, sorted(each)) for c, each in eraser.theirs.keys.items() if c in eraser.ids]
+        noted = "".join(f"{line}\n" for line in [json.dumps(ids), *self._lines()[1:]])
+        write_atomically(self.progress, noted.encode(), private=True)
+        eraser.erased = lambda *done: append_lines(self.progress, [json.dumps(done)])
         with Journal(home / "audit").recorded("erase", subject={"entity": self.entity}) as act:
-            forget_entities(eraser.theirs, settings, count_only=False)
+            for view, num in forget_entities(eraser.theirs, settings, count_only=False).items():
+                eraser.erased(f"online: {view}", view, num)
             with ExitStack() as held:
                 for model in log.logged_models(home):
                     folder = log.model_folder(home, model)
@@ -213,19 +212,23 @@ class _Work:
             if settings.location is not None:
                 erase_builds(eraser, settings.location)
             generations = [erase_backups(eraser, location) for location in backups]
-            after = self.learn(backups)
-            left = [f"{p.label}: {n}" for p in self.places(backups) for n in eraser.left(p)]
-            act.update(rows=sum(before.values()), left=len(left), unread=len(eraser.unread))
+            left = {
+                f"{place.label}: {name}": num
+                for place in self.places(backups)
+                for name, num in eraser.left(place).items()
+            }
+            rows = self._erased()
+            act.update(rows=rows.total(), left=len(left), unread=len(eraser.unread))
         return {
             "entity": self.entity,
             "keys": sorted(self.values),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "who": process_identity(),
-            "rows_before": before,
-            "rows_after": dict(after),
+            "rows": dict(sorted(rows.items())),
+            "rows_left": sum(left.values()),
             "backups": generations,
             "search": "of values and rows" if eraser.marks else "of rows: the value is too short",
-            "still_found": left,
+            "still_found": [*left],
             "not_readable": [f"{n}: {why}; {MENDING}" for n, why in eraser.unread.items()],
             "to_be_erased_by_their_owner": self.sources(),
             "cannot_be_rebuilt": eraser.changed,
@@ -238,12 +241,24 @@ class _Work:
         described = (e for e in contents(self.context.settings, MODELS) if e[0].endswith(".json"))
         return [n for n, source in described if any(t in text_of(source) for t in changed)]
 
-    def write(self, certificate: dict[str, Any], lines: list[str]) -> Path:
+    def _lines(self) -> list[str]:
+        return self.progress.read_text().splitlines() if self.progress.exists() else []
+
+    def _erased(self) -> Counter[str]:
+        """What was noted, also before a kill: a table that was being written is noted twice."""
+        done = {tuple(json.loads(line)) for line in self._lines()[1:]}
+        found = Counter[str]()
+        for kind, _, num in done:
+            found[kind] += num
+        return found
+
+    def write(self, certificate: dict[str, Any]) -> Path:
         """Keep the certificate, signed, and as text; what was needed to go on is removed."""
         home = self.context.home
         file = home / FOLDER / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{self.entity[:16]}.json"
         put(file, signed(home, certificate))
-        put(file.with_suffix(".txt"), "\n".join(lines) + "\n")
+        lines = (f"{name}: {json.dumps(value)}\n" for name, value in certificate.items())
+        put(file.with_suffix(".txt"), "".join(lines))
         drop(self.progress)
         return file
 
@@ -264,11 +279,8 @@ def _working(context: Here, entity: list[str], *, alone: bool) -> Iterator[_Work
         if log.mask_key_file(home).exists():
             mask = log.open_mask(home)
             spelled = [{value, mask.text(value)} for value in values.values()]
-        theirs = tuple(
-            known.entity(dict(zip(values, each, strict=True))) for each in product(*spelled)
-        )
+        every = [dict(zip(values, each, strict=True)) for each in product(*spelled)]
         ids = ((config.features.training_set.row_id,), (log.REQUEST_ID, log.REQUEST_ROW))
-        entities = known.model_copy(update={"entities": theirs})
-        texts = tuple(values.values())
-        eraser = Eraser(settings, Theirs(entities), ids, texts, scratch)
-        yield _Work(context, config, values, known, eraser)
+        theirs = Theirs(keys={tuple(values): {SEPARATOR.join(each.values()) for each in every}})
+        eraser = Eraser(settings, theirs, ids, tuple(values.values()), scratch)
+        yield _Work(context, config, values, known.with_entities(every), eraser)

@@ -8,7 +8,7 @@ test the guess, so only its owner may read it.
 
 import hashlib
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,21 +49,10 @@ class ErasedEntities(Contract):
         keys = tuple(sorted(values))
         return ErasedEntity(keys=keys, digest=self.digest(keys, [values[k] for k in keys]))
 
-    def joined(self, other: "ErasedEntities") -> "ErasedEntities":
-        """The entities of both, where both have one salt.
-
-        Raises:
-            ArtifactError: they have not.
-        """
-        if other.salt != self.salt and self.entities and other.entities:
-            raise ArtifactError(
-                f"two lists of erased entities ({len(self.entities)} and {len(other.entities)}) "
-                "are of different installations; expected those of one. Nothing was restored; "
-                f"move away the {ENTITIES} that is not of this state"
-            )
-        salt = (self if self.entities else other).salt
-        entities = dict.fromkeys((*self.entities, *other.entities))
-        return ErasedEntities(salt=salt, entities=tuple(entities))
+    def with_entities(self, given: Iterable[Mapping[str, str]]) -> "ErasedEntities":
+        """The list with more entities."""
+        added = dict.fromkeys((*self.entities, *map(self.entity, given)))
+        return self.model_copy(update={"entities": tuple(added)})
 
     def digest(self, keys: Collection[str], values: Collection[str]) -> str:
         """Digest of an entity; several values may come as one, with `SEPARATOR` between them."""
@@ -105,38 +94,41 @@ class Theirs:
     """Tells which rows of a table are of erased entities.
 
     Attributes:
-        entities: by the names of their keys.
-        ids: columns to values, with `SEPARATOR` between several: rows that hold no key of an
-            entity, but the id of a row that has.
+        entities: known by digests.
+        keys: columns to values, with `SEPARATOR` between several: of entities that are known by
+            their values, and ids of rows that tables without their keys name.
     """
 
-    entities: ErasedEntities
-    ids: dict[tuple[str, ...], set[str]] = field(default_factory=dict)
+    entities: ErasedEntities | None = None
+    keys: dict[tuple[str, ...], set[str]] = field(default_factory=dict)
 
     def columns(self, names: Collection[str]) -> list[str]:
         """Columns by which rows of a table are known; none where no row of it can be theirs."""
-        keys = {*self.ids, *(entity.keys for entity in self.entities.entities)}
+        keys = {*self.keys, *(entity.keys for entity in self._listed)}
         return sorted({column for each in keys for column in _named(each, names)})
 
     def rows(self, table: pa.Table) -> Mask:
         """True for each of their rows."""
         found = np.zeros(table.num_rows, bool)
-        for keys in {entity.keys for entity in self.entities.entities}:
-            known = {e.digest for e in self.entities.entities if e.keys == keys}
-            if (values := _joined(table, keys)) is not None:
-                coded = values.dictionary_encode()
-                texts = enumerate(coded.dictionary.to_pylist())
-                theirs = [n for n, text in texts if self.entities.digest(keys, [text]) in known]
-                found |= _is_in(coded.indices, pa.array(theirs, coded.indices.type))
-        for columns, ids in self.ids.items():
+        for columns, texts in self.keys.items():
             if (values := _joined(table, columns)) is not None:
-                found |= _is_in(values, pa.array(sorted(ids), pa.string()))
+                found |= _is_in(values, pa.array(sorted(texts), pa.string()))
+        for keys in {entity.keys for entity in self._listed}:
+            known = {entity.digest for entity in self._listed if entity.keys == keys}
+            if self.entities and (values := _joined(table, keys)) is not None:
+                distinct = filter(None, pc.unique(values).to_pylist())
+                theirs = [t for t in distinct if self.entities.digest(keys, [t]) in known]
+                found |= _is_in(values, pa.array(theirs, pa.string()))
         return found
+
+    @property
+    def _listed(self) -> tuple[ErasedEntity, ...]:
+        return self.entities.entities if self.entities else ()
 
     def note_ids(self, table: pa.Table, columns: tuple[str, ...]) -> None:
         """Keep the ids of these rows, which other tables name."""
         if (values := _joined(table, columns)) is not None:
-            self.ids.setdefault(columns, set()).update(v for v in values.to_pylist() if v)
+            self.keys.setdefault(columns, set()).update(v for v in values.to_pylist() if v)
 
 
 def _named(keys: tuple[str, ...], names: Collection[str]) -> list[str]:

@@ -171,6 +171,8 @@ class Eraser:
     ids: tuple[tuple[str, ...], ...]
     values: tuple[str, ...]
     scratch: Path
+    erased: Callable[[str, str, int], None] = lambda *_: None
+    """Gets folder, name and number of the rows of a table before they go."""
     unread: dict[str, str] = field(default_factory=dict)
     """Sentence by name: what could not be looked through."""
     changed: dict[str, str] = field(default_factory=dict)
@@ -180,10 +182,11 @@ class Eraser:
         plain = [v for v in self.values if len(v) >= SHORTEST_TEXT and not v.isdecimal()]
         self.marks = [m.encode() for v in plain for m in {v, json.dumps(v)[1:-1]}]
         self._text = re.compile(rb"(?<!\w)(%s)(?!\w)" % b"|".join(map(re.escape, self.marks)))
+        self._own = Theirs(self.theirs.entities, dict(self.theirs.keys))
         self._made: dict[object, Path | None] = {}
         self._numbers = count()
 
-    def rows(self, place: Place, *, chosen: Chosen | None = None) -> Counter[str]:
+    def rows(self, place: Place, chosen: Chosen | None = None) -> Counter[str]:
         """Their rows by folder, each content once; their ids are learnt on the way.
 
         Args:
@@ -200,16 +203,18 @@ class Eraser:
                 done.add(same)
                 file = place.path(name)
                 if masks := their_rows(file, self.theirs):
-                    found[kind_of(name)] += sum(int(mask.sum()) for mask in masks)
+                    found[kind_of(place, name)] += _num(masks)
                     self._learn(file, masks)
                     if chosen:
                         chosen(name, file, masks)
         return found
 
     def _learn(self, file: Path, masks: list[Mask]) -> None:
+        """Ids from tables that hold the entity's keys; others are known by ids themselves."""
         with pq.ParquetFile(file) as table:
-            for columns in self.ids:
-                if {*columns} <= {*table.schema_arrow.names}:
+            there = table.schema_arrow.names
+            for columns in self.ids if self._own.columns(there) else ():
+                if {*columns} <= {*there}:
                     for number, mask in enumerate(masks):
                         rows = table.read_row_group(number, [*columns]).filter(pa.array(mask))
                         self.theirs.note_ids(rows, columns)
@@ -229,14 +234,18 @@ class Eraser:
             for name, new in changed.items():
                 place.replace(name, new)
 
-    def left(self, place: Place) -> list[str]:
-        """Names of files that still hold a value of theirs, or rows."""
-        found, done = list[str](), set[object]()
+    def left(self, place: Place) -> dict[str, int]:
+        """Files that still hold rows of theirs, and how many, or a value alone: 0."""
+        found, done = dict[str, int](), set[object]()
         for name in place.names():
             with self._readable(place, name):
-                if (same := place.same(name)) not in done and self._holds(place.path(name), name):
-                    found.append(name)
+                if (same := place.same(name)) in done:
+                    continue
                 done.add(same)
+                file = place.path(name)
+                rows = _num(their_rows(file, self.theirs)) if name.endswith(TABLE) else 0
+                if rows or self._holds(file, name):
+                    found[name] = rows
         return found
 
     @contextmanager
@@ -255,6 +264,7 @@ class Eraser:
             is_made = False
             if name.endswith(TABLE):
                 if masks := their_rows(file, self.theirs):
+                    self.erased(kind_of(place, name), name, _num(masks))
                     select(file, [~mask for mask in masks], target)
                     is_made = True
             elif self.marks and name.endswith(TEXTS) and self._text.search(file.read_bytes()):
@@ -297,7 +307,7 @@ class Eraser:
 
     def _holds(self, file: Path, name: str) -> bool:
         if name.endswith(TABLE):
-            return bool(their_rows(file, self.theirs)) or self._table_holds(file)
+            return self._table_holds(file)
         if not self.marks or not file.stat().st_size:
             return False
         with file.open("rb") as stream:
@@ -340,10 +350,15 @@ class Eraser:
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def kind_of(name: str) -> str:
-    """Folder of the state by which rows are counted, such as `artifacts/snapshots`."""
+def kind_of(place: Place, name: str) -> str:
+    """Folder by which rows are counted, such as `artifacts/snapshots`; and of which backup."""
     parts = PurePosixPath(name).parts
-    return "/".join(parts[: 2 if parts[0] in (ARTIFACTS, "use_cases") else 1])
+    kind = "/".join(parts[: 2 if parts[0] in (ARTIFACTS, "use_cases") else 1])
+    return kind if isinstance(place, Folder) else f"{place.label}: {kind}"
+
+
+def _num(masks: list[Mask]) -> int:
+    return sum(int(mask.sum()) for mask in masks)
 
 
 def _build(name: str) -> str:
@@ -367,7 +382,9 @@ def builds_of(location: Location, scratch: Path) -> Iterator[Objects]:
         folder = name.removesuffix(".json")
         inside = {f"{folder}/{n}": seen for n, seen in build.files.items()}
         inside[f"{folder}/{VALUE}"] = ("", 0)
-        yield Objects(location, name, inside, scratch / "object", json.dumps(build.value))
+        yield Objects(
+            location, f"location: {name}", inside, scratch / "object", json.dumps(build.value)
+        )
 
 
 def erase_builds(eraser: Eraser, location: Location) -> None:
@@ -376,12 +393,13 @@ def erase_builds(eraser: Eraser, location: Location) -> None:
         before = dict(place.files)
         eraser.erase(place)
         if place.files != before:
-            folder = place.label.removesuffix(".json")
+            name = place.label.removeprefix("location: ")
+            folder = name.removesuffix(".json")
             value = json.loads(place.path(f"{folder}/{VALUE}").read_bytes())
             del place.files[f"{folder}/{VALUE}"]
             left = {n.removeprefix(f"{folder}/"): seen for n, seen in place.files.items()}
             build = Build(value=value, files=left, finished=datetime.now(UTC))
-            location.write(place.label, build.model_dump_json().encode())
+            location.write(name, build.model_dump_json().encode())
     remove_unnamed(location, eraser.settings)
 
 
