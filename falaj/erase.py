@@ -180,7 +180,7 @@ class _Work:
         for columns, ids in json.loads((self._lines() or ["[]"])[0]):
             keys.setdefault(tuple(columns), set()).update(ids)
         for place in self.places(backups):
-            self.eraser.rows(place)
+            self.eraser.learn(place)
 
     def rows(self, backups: list[Location]) -> Counter[str]:
         """Count them by folder."""

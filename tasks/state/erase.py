@@ -13,9 +13,11 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count, groupby
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -26,6 +28,7 @@ import pyarrow.parquet as pq
 
 from tasks.governance.erasure import FOLDER, Mask, Theirs, select, their_rows
 from tasks.kernel import files
+from tasks.kernel.cores import usable_cores
 from tasks.kernel.keys.signed import read_signed, signed
 from tasks.kernel.location import Location, object_name
 from tasks.kernel.parts import PARTIAL, PARTS_FILE, described
@@ -40,6 +43,8 @@ TEXTS = (".json", ".jsonl", ".html", ".md", ".txt", ".csv", ".log", ".yaml")
 TABLE, ONLINE, ASIDE = ".parquet", "feast/online.db", ".erasing"
 OWN = (f"{FOLDER}/", "audit/")
 """What the erasure itself writes, and chained lines that hold no value of a row."""
+BATCH = 64
+"""Files that are rewritten before they are put in place."""
 SHORTEST_TEXT = 5
 """A shorter value, or a number, is found by chance in files that are no tables."""
 _NAMED = re.compile(r'"uri": ?"(artifact:[\w-]+/[\w-]+)/([^"]+)",\s*"sha256": ?"(\w{64})"')
@@ -186,67 +191,102 @@ class Eraser:
         self._made: dict[object, Path | None] = {}
         self._numbers = count()
 
+    def learn(self, place: Place) -> None:
+        """Find the ids of their rows, in tables that hold keys and ids."""
+        for name, file in self._tables(place):
+            with self._readable(place, name), pq.ParquetFile(file) as table:
+                there = {*table.schema_arrow.names}
+                ids = [columns for columns in self.ids if {*columns} <= there]
+                for number in range(
+                    table.num_row_groups if ids and self._own.columns(there) else 0
+                ):
+                    wanted = {
+                        *self._own.columns(there),
+                        *(name for columns in ids for name in columns),
+                    }
+                    rows = table.read_row_group(number, sorted(wanted))
+                    theirs = rows.filter(pa.array(self._own.rows(rows)))
+                    for columns in ids:
+                        self.theirs.note_ids(theirs, columns)
+
     def rows(self, place: Place, chosen: Chosen | None = None) -> Counter[str]:
-        """Their rows by folder, each content once; their ids are learnt on the way.
+        """Their rows by folder, each content once.
 
         Args:
             place: looked through.
             chosen: gets the name, path and masks of each table that has some.
         """
-        found, done = Counter[str](), set[object]()
-        for name in place.names():
-            if not name.endswith(TABLE) or _is_copy(name, place):
-                continue
+        found = Counter[str]()
+        for name, file in self._tables(place):
             with self._readable(place, name):
-                if (same := place.same(name)) in done:
-                    continue
-                done.add(same)
-                file = place.path(name)
                 if masks := their_rows(file, self.theirs):
                     found[kind_of(place, name)] += _num(masks)
-                    self._learn(file, masks)
                     if chosen:
                         chosen(name, file, masks)
         return found
 
-    def _learn(self, file: Path, masks: list[Mask]) -> None:
-        """Ids from tables that hold the entity's keys; others are known by ids themselves."""
-        with pq.ParquetFile(file) as table:
-            there = table.schema_arrow.names
-            for columns in self.ids if self._own.columns(there) else ():
-                if {*columns} <= {*there}:
-                    for number, mask in enumerate(masks):
-                        rows = table.read_row_group(number, [*columns]).filter(pa.array(mask))
-                        self.theirs.note_ids(rows, columns)
+    def _tables(self, place: Place, ends: str = TABLE) -> Iterator[tuple[str, Path]]:
+        """Files, each content once."""
+        done = set[object]()
+        for name in place.names():
+            with self._readable(place, name):
+                if name.endswith(ends) and (same := place.same(name)) not in done:
+                    done.add(same)
+                    yield name, place.path(name)
 
     def erase(self, place: Place) -> None:
         """Take them out of all files; what names a result by its digest still finds it."""
-        for build, group in groupby(sorted(place.names()), lambda name: _build(name) or name):
-            inside, changed = [*group], dict[str, Path]()
-            for name in inside:
-                with self._readable(place, name):
-                    if _is_copy(name, place):
-                        place.drop(name)
-                    elif new := self._without(place, name):
-                        changed[name] = new
-            if changed and build not in inside:
-                changed = self._noted(place, build, inside, changed)
-            for name, new in changed.items():
-                place.replace(name, new)
+        workers = usable_cores() if isinstance(place, Folder) else 1  # of others one copy is here
+        with ThreadPoolExecutor(workers) as pool:
+            for builds in _batches(sorted(place.names())):
+                one_of = dict[object, str]()
+                for name in (name for inside in builds.values() for name in inside):
+                    with self._readable(place, name):
+                        one_of.setdefault(place.same(name), name)
+                for _ in pool.map(partial(self._make, place), one_of, one_of.values()):
+                    pass
+                for build, inside in builds.items():
+                    self._replace(place, build, inside)
+
+    def _replace(self, place: Place, build: str, inside: list[str]) -> None:
+        changed = dict[str, Path]()
+        for name in inside:
+            with self._readable(place, name):
+                if _is_copy(name, place):
+                    place.drop(name)
+                elif new := self._made.get(place.same(name)):
+                    changed[name] = new
+        if changed and build not in inside:
+            changed = self._noted(place, build, inside, changed)
+        for name, new in changed.items():
+            place.replace(name, new)
 
     def left(self, place: Place) -> dict[str, int]:
         """Files that still hold rows of theirs, and how many, or a value alone: 0."""
-        found, done = dict[str, int](), set[object]()
-        for name in place.names():
+        found = dict[str, int]()
+        for name, file in self._tables(place, ends=""):
             with self._readable(place, name):
-                if (same := place.same(name)) in done:
-                    continue
-                done.add(same)
-                file = place.path(name)
-                rows = _num(their_rows(file, self.theirs)) if name.endswith(TABLE) else 0
-                if rows or self._holds(file, name):
+                rows, is_there = self._in_table(file) if name.endswith(TABLE) else (0, False)
+                if rows or is_there or self._holds(file):
                     found[name] = rows
         return found
+
+    def _in_table(self, file: Path) -> tuple[int, bool]:
+        """Rows of theirs, and whether a text holds a value, compressed as it may be."""
+        rows, is_there = 0, False
+        with pq.ParquetFile(file) as table:
+            schema = table.schema_arrow
+            texts = [f.name for f in schema if self.marks and pa.types.is_string(f.type)]
+            wanted = sorted({*self.theirs.columns(schema.names), *texts})
+            for number in range(table.num_row_groups if wanted else 0):
+                group = table.read_row_group(number, wanted)
+                rows += int(self.theirs.rows(group).sum())
+                is_there = is_there or any(
+                    pc.any(pc.match_substring(group[name], mark.decode())).as_py()
+                    for name in texts
+                    for mark in self.marks
+                )
+        return rows, is_there
 
     @contextmanager
     def _readable(self, place: Place, name: str) -> Iterator[None]:
@@ -257,23 +297,23 @@ class Eraser:
         except (OSError, pa.ArrowException, sqlite3.Error) as exc:
             self.unread[f"{place.label}: {name}"] = str(exc).splitlines()[0]
 
-    def _without(self, place: Place, name: str) -> Path | None:
-        """What is to be in the place of a file, made once for equal content."""
-        if (same := place.same(name)) not in self._made:
+    def _make(self, place: Place, same: object, name: str) -> None:
+        """Make what is to be in the place of a file, once for equal content."""
+        if same in self._made or _is_copy(name, place):
+            return
+        self._made[same] = None
+        with self._readable(place, name):
             file, target = place.path(name), self.scratch / str(next(self._numbers))
-            is_made = False
             if name.endswith(TABLE):
                 if masks := their_rows(file, self.theirs):
                     self.erased(kind_of(place, name), name, _num(masks))
                     select(file, [~mask for mask in masks], target)
-                    is_made = True
+                    self._made[same] = target
             elif self.marks and name.endswith(TEXTS) and self._text.search(file.read_bytes()):
                 target.write_bytes(self._text.sub(b"erased", file.read_bytes()))
-                is_made = True
-            elif self.marks and isinstance(place, Folder) and self._holds(file, name):
+                self._made[same] = target
+            elif isinstance(place, Folder) and self._holds(file):
                 self._clean_database(file)
-            self._made[same] = target if is_made else None
-        return self._made[same]
 
     def _noted(
         self, place: Place, build: str, inside: list[str], changed: dict[str, Path]
@@ -305,27 +345,14 @@ class Eraser:
         aside.write_text(signed(home, digests), encoding="utf-8")
         return {note: aside, **changed}
 
-    def _holds(self, file: Path, name: str) -> bool:
-        if name.endswith(TABLE):
-            return self._table_holds(file)
+    def _holds(self, file: Path) -> bool:
         if not self.marks or not file.stat().st_size:
             return False
-        with file.open("rb") as stream:
-            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            with content:
-                return any(content.find(mark) >= 0 for mark in self.marks)
-
-    def _table_holds(self, file: Path) -> bool:
-        """Whether a text of a table holds a value, compressed as it may be."""
-        with pq.ParquetFile(file) as table:
-            kinds = {f.name: f.type for f in table.schema_arrow}
-            texts = [n for n, kind in kinds.items() if pa.types.is_string(kind)]
-            for number in range(table.num_row_groups if self.marks and texts else 0):
-                for column in table.read_row_group(number, texts).columns:
-                    for mark in self.marks:
-                        if pc.any(pc.match_substring(column, mark.decode())).as_py():
-                            return True
-        return False
+        with (
+            file.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            return any(content.find(mark) >= 0 for mark in self.marks)
 
     def _clean_database(self, file: Path) -> None:
         """Replace values in texts of an SQLite file, and overwrite what was removed from it."""
@@ -362,8 +389,20 @@ def _num(masks: list[Mask]) -> int:
 
 
 def _build(name: str) -> str:
+    """Folder of the build that a file is of; of others the name itself."""
     found = build_of(name)
-    return found[0].removesuffix(".json") if found else ""
+    return found[0].removesuffix(".json") if found else name
+
+
+def _batches(ordered: list[str]) -> Iterator[dict[str, list[str]]]:
+    """Files by build, some builds at a time: what is made for them takes space twice."""
+    batch = dict[str, list[str]]()
+    for build, inside in groupby(ordered, _build):
+        batch[build] = [*inside]
+        if sum(map(len, batch.values())) > BATCH:
+            yield batch
+            batch = {}
+    yield batch
 
 
 def _is_copy(name: str, place: Place) -> bool:
