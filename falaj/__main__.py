@@ -72,8 +72,11 @@ COMMANDS = {
         "docs": ("data:docs", "Bring the data docs of all validations up to date."),
         "trace": ("data:trace", "Show what something was made from, to the raw files."),
         "predictions": ("data:predictions", "Count, export and label logged predictions."),
-        "erase": ("erase:erase", "Erase all rows of one entity, with a certificate."),
-        "export-subject": ("erase:export_subject", "Write all rows of one entity to a folder."),
+        "erase": ("governance.erase:erase", "Erase all rows of one entity, with a certificate."),
+        "export-subject": (
+            "governance.erase:export_subject",
+            "Write all rows of one entity to a folder.",
+        ),
     },
     "Control": {
         "models": ("models:app", "List, show, verify, approve and withdraw model versions."),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from zoneinfo import ZoneInfo
 
-from pydantic import AliasChoices, Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, PositiveInt, ValidationError, model_validator
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
@@ -36,6 +36,7 @@ from tasks.training.config import TrainingConfig, model_trained
 from tasks.training.search.config import SearchConfig, check_space
 from tasks.validation.suites import Suite, has_suite, read_suite
 
+DataClass = Literal["public", "internal", "personal", "sensitive"]
 NEWEST = timedelta(days=30)
 """The drift check of a run looks at least at so much of the test window, where it is that long."""
 
@@ -114,6 +115,11 @@ class PipelineConfig(Described):
     promotion: PromotionConfig = PromotionConfig()
     release: ReleaseConfig = ReleaseConfig()
     routing: RoutingConfig = RoutingConfig()
+    retention: dict[DataClass, PositiveInt] = Field(
+        default={},
+        description="Days for which landed rows and training sets are kept, by data class, such as "
+        "`personal: 365`; `falaj prune` removes older ones, whatever names them.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -64,18 +64,41 @@ def read_entities(home: Path) -> ErasedEntities | None:
     """The list of an installation; None where nothing was ever erased.
 
     Raises:
-        ArtifactError: it is damaged: rows that were erased could come back.
+        ArtifactError: it is damaged.
     """
     file = bring(home / ENTITIES)
+    return parse_entities(file.read_bytes(), str(file)) if file.exists() else None
+
+
+def parse_entities(text: bytes, what: str) -> ErasedEntities:
+    """A list that was read.
+
+    Raises:
+        ArtifactError: it is damaged: rows that were erased could come back.
+    """
     try:
-        return ErasedEntities.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return None
+        return ErasedEntities.model_validate_json(text)
     except ValueError as exc:
         raise ArtifactError(
-            f"{file} is damaged; expected the list of erased entities, without which their rows "
+            f"{what} is damaged; expected the list of erased entities, without which their rows "
             "could come back. Nothing was read; bring it from a backup"
         ) from exc
+
+
+def merged(lists: Iterable[ErasedEntities]) -> ErasedEntities | None:
+    """All entities of several lists of one installation.
+
+    Raises:
+        ArtifactError: they are of different ones, whose digests cannot be compared.
+    """
+    found = [each for each in lists if each.entities]
+    if len({each.salt for each in found}) > 1:
+        raise ArtifactError(
+            f"{len(found)} lists of erased entities are of different installations; expected those "
+            f"of one. Nothing was restored; move away the {ENTITIES} that is not of this state"
+        )
+    entities = dict.fromkeys(entity for each in found for entity in each.entities)
+    return found[0].model_copy(update={"entities": tuple(entities)}) if found else None
 
 
 def write_entities(home: Path, entities: ErasedEntities) -> None:

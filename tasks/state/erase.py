@@ -26,7 +26,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.governance.erasure import FOLDER, Mask, Theirs, select, their_rows
+from tasks.governance.erasure import (
+    ENTITIES,
+    FOLDER,
+    ErasedEntities,
+    Mask,
+    Theirs,
+    merged,
+    parse_entities,
+    read_entities,
+    select,
+    their_rows,
+    write_entities,
+)
 from tasks.kernel import files
 from tasks.kernel.cores import usable_cores
 from tasks.kernel.keys.signed import read_signed, signed
@@ -47,6 +59,7 @@ BATCH = 64
 """Files that are rewritten before they are put in place."""
 SHORTEST_TEXT = 5
 """A shorter value, or a number, is found by chance in files that are no tables."""
+_ROW_ID = re.compile(r'"row_id": ?"(\w+)"')
 _NAMED = re.compile(r'"uri": ?"(artifact:[\w-]+/[\w-]+)/([^"]+)",\s*"sha256": ?"(\w{64})"')
 
 Chosen = Callable[[str, Path, list[Mask]], None]
@@ -413,6 +426,46 @@ def _is_copy(name: str, place: Place) -> bool:
 
 def _seen(file: Path) -> tuple[str, int]:
     return files.digest_of(file), file.stat().st_size
+
+
+def id_columns(settings: Settings) -> tuple[tuple[str, ...], ...]:
+    """Columns that name a row: of every training set, and of the prediction log."""
+    texts = [(f / VALUE).read_text(encoding="utf-8") for f in settings.store.folders("snapshots")]
+    names_of_rows = {name for text in texts for name in _ROW_ID.findall(text)}
+    return (*((name,) for name in sorted(names_of_rows)), ("request_id", "request_row"))
+
+
+def known_entities(settings: Settings, source: Location, backup: Backup) -> ErasedEntities | None:
+    """Entities that were erased from a state, by its folder and by all its backups.
+
+    Raises:
+        ArtifactError: a list is damaged, or is of another state.
+    """
+    lists = [read_entities(settings.home)]
+    for name in list_backups(source, backup.state):
+        if kept := read_backup(source, name).files.get(ENTITIES):
+            text = source.read(object_name(kept.sha256)) or b""
+            lists.append(parse_entities(text, f"{source}/{name}/{ENTITIES}"))
+    return merged(filter(None, lists))
+
+
+def erase_restored(settings: Settings, entities: ErasedEntities | None, scratch: Path) -> None:
+    """Take out of a restored state what was erased after its backup was made.
+
+    Values online are known by their keys alone: a store that has any of them is filled anew by the
+    next refresh.
+    """
+    if entities is None:
+        return
+    write_entities(settings.home, entities)
+    eraser = Eraser(settings, Theirs(entities), id_columns(settings), (), scratch)
+    eraser.learn(Folder(settings.home))
+    eraser.erase(Folder(settings.home))
+    for store in settings.home.rglob(ONLINE):
+        for file in store.parent.glob(f"{store.name}*"):
+            file.unlink()
+    if settings.location is not None:
+        erase_builds(eraser, settings.location)
 
 
 def builds_of(location: Location, scratch: Path) -> Iterator[Objects]:

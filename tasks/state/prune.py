@@ -8,11 +8,13 @@ names them, since a run may be about to.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any
 
 from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError
@@ -26,6 +28,7 @@ Key = tuple[str, str]
 Objects = dict[tuple[Location, str], int]
 _URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
 _DIGEST = re.compile(r'"(?:[a-z_]*sha256|tables_version|version)": ?"([0-9a-f]{32,64})"')
+_CLASS = re.compile(r'"data_class": ?"([a-z]+)"')
 _LOG = re.compile(r"\.log(\.\d+)?$")
 _RUN = re.compile(r"(?<=/)(?:m-)?[0-9a-f]{32}(?=/)")
 _VERSION_OF_TABLES = re.compile(r"tables/([0-9a-f]{16,})")
@@ -65,7 +68,11 @@ class _Build:
 
 
 def plan_pruning(
-    settings: Settings, keep: int, age: timedelta, backups: Location | None
+    settings: Settings,
+    keep: int,
+    age: timedelta,
+    backups: Location | None,
+    retention: Mapping[Any, int] = MappingProxyType({}),
 ) -> Pruning:
     """Find what may go; nothing is changed.
 
@@ -73,13 +80,14 @@ def plan_pruning(
         keep: newest reports of each use case, and backups, that are kept with all they name.
         age: whatever is younger is kept.
         backups: location whose backups are pruned too.
+        retention: data class to days. Rows of a class are kept no longer, whatever names them.
 
     Raises:
         ConfigurationError: the database is not that of the location.
     """
     found, oldest = Pruning(), datetime.now(UTC) - max(age, UPLOAD_LIMIT)
     builds = dict(_builds(settings))
-    live = _live(builds, _roots(settings, keep), oldest)
+    live = _live(builds, _roots(settings, keep), oldest) - {*_expired(builds, retention)}
     found.builds = {"/".join(key): builds[key].num_bytes for key in sorted(builds.keys() - live)}
     for path in (each for folder in LOCAL for each in (settings.home / folder).rglob("*.log*")):
         seen = path.lstat()
@@ -207,6 +215,14 @@ def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> 
         if (named | made_from) <= live:
             return live
         live |= named | made_from
+
+
+def _expired(builds: dict[Key, _Build], retention: Mapping[Any, int]) -> Iterator[Key]:
+    """Builds that hold rows of a class for longer than its rows may be kept."""
+    for key, build in builds.items():
+        days = [retention[each] for each in _CLASS.findall(build.text) if each in retention]
+        if days and build.finished < datetime.now(UTC) - timedelta(days=min(days)):
+            yield key
 
 
 def remove_unnamed(location: Location, settings: Settings) -> None:

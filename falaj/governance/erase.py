@@ -55,6 +55,7 @@ from tasks.state.erase import (
     builds_of,
     erase_backups,
     erase_builds,
+    id_columns,
     in_backup,
 )
 
@@ -280,7 +281,6 @@ def _working(context: Here, entity: list[str], *, alone: bool) -> Iterator[_Work
             mask = log.open_mask(home)
             spelled = [{value, mask.text(value)} for value in values.values()]
         every = [dict(zip(values, each, strict=True)) for each in product(*spelled)]
-        ids = ((config.features.training_set.row_id,), (log.REQUEST_ID, log.REQUEST_ROW))
         theirs = Theirs(keys={tuple(values): {SEPARATOR.join(each.values()) for each in every}})
-        eraser = Eraser(settings, theirs, ids, tuple(values.values()), scratch)
+        eraser = Eraser(settings, theirs, id_columns(settings), tuple(values.values()), scratch)
         yield _Work(context, config, values, known.with_entities(every), eraser)
