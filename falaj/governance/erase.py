@@ -10,9 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cyclopts import Parameter
 
-from falaj.context import EXIT_DATA, DryRun, Here, Shown, row
+from falaj.context import EXIT_DATA, Context, DryRun, Here, Shown, row
 from falaj.state import location_of
-from flows.config import PipelineConfig, read_pipeline_config
+from flows.config import read_pipeline_config
 from infra.orchestration.embedded import only_run
 from tasks.features.online.materialization import forget_entities
 from tasks.features.tables.build import published_path
@@ -38,31 +36,27 @@ from tasks.governance.erasure import (
 )
 from tasks.governance.journal import Journal, process_identity
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import append_lines, private_folder, scratch_folder, write_atomically
+from tasks.kernel.files import private_folder, scratch_folder, write_atomically
 from tasks.kernel.keys.signed import signed
 from tasks.kernel.location import Location
-from tasks.kernel.settings import children, drop, put
+from tasks.kernel.settings import children, put
 from tasks.predictions import schema as log
 from tasks.predictions.segments import folder_held, remove_replaced
-from tasks.state.backup import list_backups, read_backup
 from tasks.state.contents import MODELS, contents, text_of
-from tasks.state.databases import name_of_state
 from tasks.state.erase import (
     ASIDE,
     Eraser,
     Folder,
     Place,
+    backups_of,
     builds_of,
     erase_backups,
     erase_builds,
-    id_columns,
-    in_backup,
 )
 
 Entity = Annotated[
     list[str], Parameter(help="Join key and value, as NAME=VALUE; repeat it for a composite key.")
 ]
-MENDING = "repair or remove it, and run the erasure again"
 
 
 def erase(
@@ -84,20 +78,70 @@ def erase(
         falaj erase --entity customer=17 --dry-run
         falaj erase --entity customer=17 --backups /mnt/backups --yes
     """
-    places = [location_of(where) for where in backups or []]
+    values, places = _values(entity), [location_of(where) for where in backups or []]
     if not dry_run:
         context.confirm(f"Erase all rows of {' '.join(entity)}, for good?")
-    with _working(context, entity, alone=not dry_run) as work:
-        work.learn(places)
+    with _eraser(context, values, alone=not dry_run) as (eraser, known):
+        digest = known.entity(values).digest
+        progress = context.home / FOLDER / f"{digest[:16]}.progress.json"
+        for columns, ids in json.loads(progress.read_text()) if progress.exists() else ():
+            eraser.theirs.keys.setdefault(tuple(columns), set()).update(ids)
+        for place in _places(eraser, places):
+            eraser.learn(place)
         if dry_run:
-            found = work.rows(places)
-            lines = [row(str(num), f"rows in {kind}") for kind, num in sorted(found.items())]
-            return Shown({"rows": found}, [*(lines or ["no rows"]), "Nothing was changed"])
-        certificate = work.erase(places)
-    lines = [row(str(num), f"rows in {kind}") for kind, num in certificate["rows"].items()]
-    lines += [row("Named", certificate["entity"]), row("Written", work.write(certificate))]
-    left = [*certificate["not_readable"], *certificate["still_found"]]
-    return Shown(certificate, [*lines, *(row("Left", n) for n in left)], EXIT_DATA if left else 0)
+            rows = Counter(forget_entities(eraser.theirs, context.settings, count_only=True))
+            for place in _places(eraser, places):
+                rows.update(_by_folder(eraser.find(place)))
+            lines = [row(str(num), name) for name, num in sorted(rows.items())]
+            return Shown({"rows": rows}, [*(lines or ["no rows"]), "Nothing was changed"])
+        write_entities(context.home, known)
+        ids = [(c, sorted(each)) for c, each in eraser.theirs.keys.items() if c in eraser.ids]
+        write_atomically(progress, json.dumps(ids).encode(), private=True)
+        with Journal(context.home / "audit").recorded("erase", subject={"entity": digest}) as act:
+            found = {"entity": digest, "keys": [*values], **_erased(eraser, context, places)}
+            act.update(rows=sum(found["rows"].values()), left=len(found["still_found"]))
+        file = context.home / FOLDER / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{digest[:16]}.json"
+        put(file, signed(context.home, found))
+        put(file.with_suffix(".txt"), "".join(f"{n}: {json.dumps(v)}\n" for n, v in found.items()))
+        progress.unlink()
+    lines = [row(str(num), name) for name, num in found["rows"].items()]
+    lines += [row("Named", digest), row("Written", file)]
+    left = [*found["not_readable"].items(), *found["still_found"].items()]
+    lines += [row("Left", f"{name}: {what}") for name, what in left]
+    return Shown(found, lines, EXIT_DATA if left else 0)
+
+
+def _erased(eraser: Eraser, context: Context, backups: list[Location]) -> dict[str, Any]:
+    """Do it; what the certificate says."""
+    settings, home = context.settings, context.home
+    online = forget_entities(eraser.theirs, settings, count_only=False)
+    with ExitStack() as held:
+        for model in log.logged_models(home):
+            folder = log.model_folder(home, model)
+            held.enter_context(folder_held(folder, exclusive=True))
+            for day in children(folder):
+                remove_replaced(day)
+        eraser.erase(Folder(home))
+    if settings.location is not None:
+        erase_builds(eraser, settings.location)
+    generations = [erase_backups(eraser, location) for location in backups]
+    found = {p.label: eraser.find(p) for p in _places(eraser, backups)}
+    changed = [text for each in eraser.changed.items() for text in each]
+    models = (each for each in contents(settings, MODELS) if each[0].endswith(".json"))
+    tables = read_pipeline_config(settings.feature_repo).features.raw_tables
+    keys = {name for columns in eraser.theirs.keys for name in columns} - {*sum(eraser.ids, ())}
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "who": process_identity(),
+        "rows": _by_folder(eraser.erased) | {f"online: {view}": n for view, n in online.items()},
+        "files_changed_in_backups": generations,
+        "searched": "rows and values" if eraser.marks else "rows; the value is too short for more",
+        "still_found": {f"{label}: {n}": num for label, f in found.items() for n, num in f.items()},
+        "not_readable": eraser.unread,
+        "to_be_erased_by_their_owner": [t.uri for t in tables if keys <= t.columns.keys()],
+        "cannot_be_rebuilt": eraser.changed,
+        "made_of_it": [n for n, s in models if any(text in text_of(s) for text in changed)],
+    }
 
 
 def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:
@@ -114,173 +158,68 @@ def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:
     """
     if folder.exists():
         raise ConfigurationError(f"{folder} exists; expected a new folder. Nothing was written")
-    with _working(context, entity, alone=False) as work:
-        home, written = context.home, Counter[str]()
-        tables = published_path(context.settings.features_home).parent
-        published = tables.relative_to(home).as_posix() if tables.is_relative_to(home) else "-"
+    values, home, written = _values(entity), context.home, Counter[str]()
+    published = published_path(context.settings.features_home).parent.name
 
-        def write(name: str, file: Path, masks: list[Mask]) -> None:
-            """Months of a table, and days of the log, are one file."""
-            if not name.startswith((f"{published}/", "predictions/")):
-                return
-            table = ".".join(Path(name).parts[-3:-1])
-            with pq.ParquetFile(file) as source, (folder / f"{table}.jsonl").open("a") as lines:
-                for number, mask in enumerate(masks):
-                    rows = source.read_row_group(number).filter(pa.array(mask)).to_pylist()
-                    lines.writelines(json.dumps(each, default=str) + "\n" for each in rows)
-                    written[f"{table}.jsonl"] += len(rows)
+    def write(name: str, file: Path, masks: list[Mask]) -> None:
+        """Months of a published table, and days of the log, are one file."""
+        if published not in name.split("/") and not name.startswith("predictions/"):
+            return
+        table = f"{'.'.join(Path(name).parts[-3:-1])}.jsonl"
+        with pq.ParquetFile(file) as source, (folder / table).open("a") as lines:
+            for number, mask in enumerate(masks):
+                rows = source.read_row_group(number).filter(pa.array(mask)).to_pylist()
+                lines.writelines(json.dumps(each, default=str) + "\n" for each in rows)
+                written[table] += len(rows)
 
-        private_folder(folder)
-        work.learn([])
-        held = work.eraser.rows(Folder(home), write)
-        index = {"entity": work.values, "time": datetime.now(UTC), "files": written}
-        index |= {"sources": work.sources(), "rows_held": held}
-        (folder / "index.json").write_text(json.dumps(index, indent=1, default=str))
+    private_folder(folder)
+    with _eraser(context, values, alone=False) as (eraser, _):
+        eraser.learn(Folder(home))
+        held = _by_folder(eraser.find(Folder(home), write))
+    tables = read_pipeline_config(context.settings.feature_repo).features.raw_tables
+    sources = {table.name: table.uri for table in tables}
+    index = {"entity": values, "files": written, "sources": sources, "rows_held": held}
+    (folder / "index.json").write_text(json.dumps(index, indent=1))
     lines = [row(str(num), name) for name, num in sorted(written.items())]
     return Shown(index, [*lines, row("Written", folder)])
 
 
-@dataclass
-class _Work:
-    """One entity, and what looks for it."""
-
-    context: Here
-    config: PipelineConfig
-    values: dict[str, str]
-    known: ErasedEntities
-    eraser: Eraser
-
-    @property
-    def entity(self) -> str:
-        """How it is named where nobody shall know it."""
-        return self.known.entity(self.values).digest
-
-    @property
-    def progress(self) -> Path:
-        """Ids of rows that were found, and how many, until all is done."""
-        return self.context.home / FOLDER / f"{self.entity[:16]}.progress.json"
-
-    def sources(self) -> list[str]:
-        """Raw tables that have its keys; the rows there are their owners'."""
-        tables = self.config.features.raw_tables
-        return [f"{t.name}: {t.uri}" for t in tables if self.values.keys() <= t.columns.keys()]
-
-    def places(self, backups: list[Location]) -> Iterator[Place]:
-        """All that hold files of the state."""
-        settings, scratch = self.context.settings, self.eraser.scratch
-        yield Folder(settings.home)
-        if settings.location is not None:
-            yield from builds_of(settings.location, scratch)
-        for location in backups:
-            for name in list_backups(location, name_of_state(settings)):
-                yield in_backup(read_backup(location, name), location, scratch)
-
-    def learn(self, backups: list[Location]) -> None:
-        """Find the ids of its rows, by which tables without its keys name them."""
-        keys = self.eraser.theirs.keys
-        for columns, ids in json.loads((self._lines() or ["[]"])[0]):
-            keys.setdefault(tuple(columns), set()).update(ids)
-        for place in self.places(backups):
-            self.eraser.learn(place)
-
-    def rows(self, backups: list[Location]) -> Counter[str]:
-        """Count them by folder."""
-        found = Counter[str]()
-        for place in self.places(backups):
-            found.update(self.eraser.rows(place))
-        online = forget_entities(self.eraser.theirs, self.context.settings, count_only=True)
-        found.update({f"online: {view}": num for view, num in online.items()})
-        return found
-
-    def erase(self, backups: list[Location]) -> dict[str, Any]:
-        """Do it; facts of the certificate."""
-        settings, home, eraser = self.context.settings, self.context.home, self.eraser
-        write_entities(home, self.known)
-        ids = [(c, sorted(each)) for c, each in eraser.theirs.keys.items() if c in eraser.ids]
-        noted = "".join(f"{line}\n" for line in [json.dumps(ids), *self._lines()[1:]])
-        write_atomically(self.progress, noted.encode(), private=True)
-        eraser.erased = lambda *done: append_lines(self.progress, [json.dumps(done)])
-        with Journal(home / "audit").recorded("erase", subject={"entity": self.entity}) as act:
-            for view, num in forget_entities(eraser.theirs, settings, count_only=False).items():
-                eraser.erased(f"online: {view}", view, num)
-            with ExitStack() as held:
-                for model in log.logged_models(home):
-                    folder = log.model_folder(home, model)
-                    held.enter_context(folder_held(folder, exclusive=True))
-                    for day in children(folder):
-                        remove_replaced(day)
-                eraser.erase(Folder(home))
-            if settings.location is not None:
-                erase_builds(eraser, settings.location)
-            generations = [erase_backups(eraser, location) for location in backups]
-            left = {
-                f"{place.label}: {name}": num
-                for place in self.places(backups)
-                for name, num in eraser.left(place).items()
-            }
-            rows = self._erased()
-            act.update(rows=rows.total(), left=len(left), unread=len(eraser.unread))
-        return {
-            "entity": self.entity,
-            "keys": sorted(self.values),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "who": process_identity(),
-            "rows": dict(sorted(rows.items())),
-            "rows_left": sum(left.values()),
-            "backups": generations,
-            "search": "of values and rows" if eraser.marks else "of rows: the value is too short",
-            "still_found": [*left],
-            "not_readable": [f"{n}: {why}; {MENDING}" for n, why in eraser.unread.items()],
-            "to_be_erased_by_their_owner": self.sources(),
-            "cannot_be_rebuilt": eraser.changed,
-            "models_trained_with_it": self._models(),
-        }
-
-    def _models(self) -> list[str]:
-        """Files that describe models made of what was changed."""
-        changed = [text for uri, sha256 in self.eraser.changed.items() for text in (uri, sha256)]
-        described = (e for e in contents(self.context.settings, MODELS) if e[0].endswith(".json"))
-        return [n for n, source in described if any(t in text_of(source) for t in changed)]
-
-    def _lines(self) -> list[str]:
-        return self.progress.read_text().splitlines() if self.progress.exists() else []
-
-    def _erased(self) -> Counter[str]:
-        """What was noted, also before a kill: a table that was being written is noted twice."""
-        done = {tuple(json.loads(line)) for line in self._lines()[1:]}
-        found = Counter[str]()
-        for kind, _, num in done:
-            found[kind] += num
-        return found
-
-    def write(self, certificate: dict[str, Any]) -> Path:
-        """Keep the certificate, signed, and as text; what was needed to go on is removed."""
-        home = self.context.home
-        file = home / FOLDER / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{self.entity[:16]}.json"
-        put(file, signed(home, certificate))
-        lines = (f"{name}: {json.dumps(value)}\n" for name, value in certificate.items())
-        put(file.with_suffix(".txt"), "".join(lines))
-        drop(self.progress)
-        return file
-
-
-@contextmanager
-def _working(context: Here, entity: list[str], *, alone: bool) -> Iterator[_Work]:
+def _values(entity: list[str]) -> dict[str, str]:
     if unclear := [text for text in entity if not all(text.partition("=")[::2])]:
         raise ConfigurationError(
             f"--entity {unclear[0]} names no value; write it as NAME=VALUE. Nothing was changed"
         )
-    values = dict(text.split("=", 1) for text in entity)
-    settings, home = context.settings, context.home
-    config = read_pipeline_config(settings.feature_repo)
+    return dict(sorted(text.split("=", 1) for text in entity))
+
+
+@contextmanager
+def _eraser(
+    context: Context, values: dict[str, str], *, alone: bool
+) -> Iterator[tuple[Eraser, ErasedEntities]]:
+    """What looks for an entity, and the list of erased ones with it."""
+    home, every = context.home, [values]
+    if log.mask_key_file(home).exists():  # as the prediction log may have it
+        mask = log.open_mask(home)
+        every.append({name: mask.text(value) for name, value in values.items()})
+    theirs = Theirs(keys={tuple(values): {SEPARATOR.join(each.values()) for each in every}})
     held, near = (only_run(home), home) if alone else (nullcontext(), None)
     with held, scratch_folder(ASIDE, near) as scratch:
-        known = read_entities(home) or new_entities()
-        spelled = [{value} for value in values.values()]
-        if log.mask_key_file(home).exists():
-            mask = log.open_mask(home)
-            spelled = [{value, mask.text(value)} for value in values.values()]
-        every = [dict(zip(values, each, strict=True)) for each in product(*spelled)]
-        theirs = Theirs(keys={tuple(values): {SEPARATOR.join(each.values()) for each in every}})
-        eraser = Eraser(settings, theirs, id_columns(settings), tuple(values.values()), scratch)
-        yield _Work(context, config, values, known.with_entities(every), eraser)
+        known = (read_entities(home) or new_entities()).with_entities(every)
+        yield Eraser(context.settings, theirs, tuple(values.values()), scratch), known
+
+
+def _places(eraser: Eraser, backups: list[Location]) -> Iterator[Place]:
+    """All that hold files of the state."""
+    settings, scratch = eraser.settings, eraser.scratch
+    yield Folder(settings.home)
+    if settings.location is not None:
+        yield from builds_of(settings.location, scratch)
+    for location in backups:
+        yield from (place for _, place in backups_of(settings, location, scratch))
+
+
+def _by_folder(rows: dict[str, int]) -> dict[str, int]:
+    found = Counter[str]()
+    for name, num in rows.items():
+        found["/".join(name.split("/")[:2])] += num
+    return dict(found)
