@@ -39,10 +39,12 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import private_folder, scratch_folder, write_atomically
 from tasks.kernel.keys.signed import signed
 from tasks.kernel.location import Location
-from tasks.kernel.settings import children, put
+from tasks.kernel.settings import Settings, children, put
 from tasks.predictions import schema as log
 from tasks.predictions.segments import folder_held, remove_replaced
-from tasks.state.contents import MODELS, contents, text_of
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import SNAPSHOT_TAG, Registry
+from tasks.state.databases import MLFLOW
 from tasks.state.erase import (
     ASIDE,
     Eraser,
@@ -126,8 +128,6 @@ def _erased(eraser: Eraser, context: Context, backups: list[Location]) -> dict[s
         erase_builds(eraser, settings.location)
     generations = [erase_backups(eraser, location) for location in backups]
     found = {p.label: eraser.find(p) for p in _places(eraser, backups)}
-    changed = [text for each in eraser.changed.items() for text in each]
-    models = (each for each in contents(settings, MODELS) if each[0].endswith(".json"))
     tables = read_pipeline_config(settings.feature_repo).features.raw_tables
     keys = {name for columns in eraser.theirs.keys for name in columns} - {*sum(eraser.ids, ())}
     return {
@@ -140,8 +140,18 @@ def _erased(eraser: Eraser, context: Context, backups: list[Location]) -> dict[s
         "not_readable": eraser.unread,
         "to_be_erased_by_their_owner": [t.uri for t in tables if keys <= t.columns.keys()],
         "cannot_be_rebuilt": eraser.changed,
-        "made_of_it": [n for n, s in models if any(text in text_of(s) for text in changed)],
+        "models_trained_with_it": [*_models(settings, {*eraser.changed.values()})],
     }
+
+
+def _models(settings: Settings, changed: set[str]) -> Iterator[str]:
+    """Registered versions whose training sets were changed."""
+    if not changed or not (settings.database_url or (settings.home / MLFLOW).exists()):
+        return
+    registry = Registry(RegistryLocation(settings.mlflow_uri, settings.mlflow_artifacts))
+    for version in (each for name in registry.names() for each in registry.versions(name)):
+        if version.tags.get(SNAPSHOT_TAG) in changed:
+            yield str(version)
 
 
 def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:

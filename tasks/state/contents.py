@@ -134,14 +134,6 @@ def _shared(location: Location, wanted: int, *, secrets: bool) -> Iterator[tuple
             yield f"{folder}/{file}", Shared(location, name, sha256, num_bytes)
 
 
-def text_of(source: Source) -> str:
-    """Content of a small file."""
-    if isinstance(source, Path):
-        return source.read_text(encoding="utf-8", errors="replace")
-    content = source if isinstance(source, bytes) else source.location.read(source.name) or b""
-    return content.decode(errors="replace")
-
-
 def build_of(name: str) -> tuple[str, str] | None:
     """Object of a location that names the build that a file is of, and the file's name in it."""
     parts = PurePosixPath(name).parts

@@ -21,7 +21,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.settings import ARTIFACTS, STAGING, VALUE, Build, Settings
 from tasks.state.backup import list_backups, read_backup, under_way
-from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Source, contents, text_of
+from tasks.state.contents import BACKUPS, LOCAL, MODELS, OTHERS, POINTERS, Source, contents
 from tasks.state.databases import all_text, name_of_state
 
 Key = tuple[str, str]
@@ -169,7 +169,7 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
     for name, source in contents(settings, MODELS):
         runs.update(_RUN.findall(name))
         if name.endswith(".json"):
-            yield text_of(source)
+            yield _text(source)
     for text in all_text(settings):
         is_known = is_known or not runs or not runs.isdisjoint(text.split("\n"))
         yield text
@@ -182,17 +182,24 @@ def _roots(settings: Settings, keep: int) -> Iterator[str]:
         if isinstance(source, Path) and source.is_symlink():
             pointed = source.readlink().as_posix()
         else:
-            pointed = f"tables/{text_of(source)}" if name.endswith("published") else ""
+            pointed = f"tables/{_text(source)}" if name.endswith("published") else ""
         yield from (f"artifact:tables/{key}/" for key in _VERSION_OF_TABLES.findall(pointed))
     reports: dict[str, list[tuple[str, Source]]] = {}
     for name, source in contents(settings, OTHERS):
         path = PurePosixPath(name)
         if path.parent.name == "audit":
-            yield text_of(source)
+            yield _text(source)
         if path.name == "report.json" and path.parent.parent.name == "reports":
             reports.setdefault(str(path.parent.parent), []).append((name, source))
     for each in reports.values():
-        yield from (text_of(source) for _, source in sorted(each, key=lambda r: r[0])[-keep:])
+        yield from (_text(source) for _, source in sorted(each, key=lambda r: r[0])[-keep:])
+
+
+def _text(source: Source) -> str:
+    if isinstance(source, Path):
+        return source.read_text(encoding="utf-8", errors="replace")
+    content = source if isinstance(source, bytes) else source.location.read(source.name) or b""
+    return content.decode(errors="replace")
 
 
 def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> set[Key]:
