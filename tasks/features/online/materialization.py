@@ -377,7 +377,7 @@ def forget_entities(theirs: Theirs, settings: Settings, *, count_only: bool) -> 
         for view in views:
             for each in _versions(feast, view):
                 keys = [*provider.online_store.entity_keys(feast.config, each)]
-                mask = theirs.rows(pa.Table.from_pylist([*map(_spelled, keys)]))
+                mask = theirs.rows(pa.Table.from_pylist([*map(spelled_key, keys)]))
                 chosen = [key for key, is_meant in zip(keys, mask, strict=True) if is_meant]
                 if not count_only:
                     provider.online_store.remove_values(feast.config, each, Removal(keys=chosen))
@@ -385,7 +385,7 @@ def forget_entities(theirs: Theirs, settings: Settings, *, count_only: bool) -> 
     return {name: num for name, num in found.items() if num}
 
 
-def _spelled(key: bytes) -> dict[str, str]:
+def spelled_key(key: bytes) -> dict[str, str]:
     """Join keys of a serialized entity key and their values."""
     found = deserialize_entity_key(key, 3)
     values = (feast_value_type_to_python_type(value) for value in found.entity_values)
