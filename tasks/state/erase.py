@@ -79,7 +79,7 @@ class Folder:
         target = self.home / name
         aside = target.with_name(f"{ASIDE}-{target.name}")
         aside.unlink(missing_ok=True)
-        new.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o600)
+        new.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o644)
         os.link(new, aside)
         aside.replace(target)
         if not name.startswith(ARTIFACTS):
@@ -392,7 +392,11 @@ def erase_backups(eraser: Eraser, location: Location) -> dict[str, int]:
             changed = {n: s for n, s in place.files.items() if before.get(n) != s}
             gone = before.keys() - place.files.keys()
             done[backup.name] = len(changed) + len(gone)
-            kept = {n: Kept(sha256=s, num_bytes=b, mode=0o600) for n, (s, b) in changed.items()}
+            modes = {n: backup.files.get(n, Kept()).mode for n in changed}
+            kept = {
+                n: Kept(sha256=sha256, num_bytes=num_bytes, mode=modes[n])
+                for n, (sha256, num_bytes) in changed.items()
+            }
             inside = {n: k for n, k in backup.files.items() if n not in gone} | kept
             content = backup.model_copy(update={"files": inside}).model_dump_json().encode()
             sign(True)
