@@ -74,7 +74,12 @@ COMMANDS = {
         "docs": ("data:docs", "Bring the data docs of all validations up to date."),
         "trace": ("lineage.verify:trace", "Show what something was made from, or what of it."),
         "verify": ("lineage.verify:verify", "Check a model by its digests, to the raw files."),
-        "predictions": ("data:predictions", "Count, export, label and erase logged predictions."),
+        "predictions": ("data:predictions", "Count, export and label logged predictions."),
+        "erase": ("governance.erase:erase", "Erase all rows of one entity, with a certificate."),
+        "export-subject": (
+            "governance.erase:export_subject",
+            "Write all rows of one entity to a folder.",
+        ),
     },
     "Control": {
         "models": ("models:app", "List, show, approve and withdraw model versions."),

@@ -26,7 +26,7 @@ from falaj.context import (
 from flows.config import PipelineConfig, Suites, read_pipeline_config, suites_of
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, TableRef
-from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import digest_of, scratch_folder
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, platform_address
 
@@ -312,52 +312,6 @@ def label(model: str, file: Path, /, *, context: Here) -> Shown:
     taken = import_labels(context.home, model, file, datetime.now(UTC), classes)
     counted = f"{taken.rows:,} by {taken.kind}, {taken.without_label:,} rows had none"
     return Shown(taken, [row("Labels", counted), row("Kept", taken.file)])
-
-
-@predictions.command
-def erase(
-    subject: str, /, *, model: str | None = None, dry_run: DryRun = False, context: Here
-) -> Shown:
-    """Remove all rows that one subject requested, for good.
-
-    Args:
-        subject: As column `subject` has it: who requested.
-        model: Of this model only.
-
-    Raises:
-        DataContractError: some files of the log could not be read.
-
-    Examples:
-        falaj predictions erase ana@example.org --dry-run
-        falaj predictions erase ana@example.org --yes
-    """
-    from tasks.governance.journal import Journal
-    from tasks.predictions.schema import open_mask
-    from tasks.predictions.upkeep import erase_subject
-
-    if dry_run:
-        found = erase_subject(context.home, subject, model, only_count=True)
-        counted = f"{found.rows:,} rows of {found.parts:,} files, {found.labels} labels"
-        lines = [row("Found", counted), *found.unread, "Nothing was changed"]
-        return Shown(found, lines)
-    context.confirm(f"Erase all that {subject!r} requested, for good?")
-    # The trail names nobody: a digest that only this installation can compare.
-    named = open_mask(context.home).text(subject)
-    facts: dict[str, Any] = {"subject_digest": named, "model": model}
-    with Journal(context.home / "audit").recorded("erase-predictions", **facts) as act:
-        erasure = erase_subject(context.home, subject, model)
-        act.update(rows=erasure.rows, labels=erasure.labels, unread_parts=len(erasure.unread))
-    if erasure.unread:
-        raise DataContractError(
-            f"{erasure.rows:,} rows and {erasure.labels:,} labels were erased, but not everything "
-            f"could be read: {'; '.join(erasure.unread)}"
-        )
-    lines = [
-        row("Erased", f"{erasure.rows:,} rows of {erasure.parts:,} files; {erasure.labels} labels"),
-        row("Audit", named),
-        "A running server may still hold rows of the last seconds: run this again in a minute.",
-    ]
-    return Shown({"erasure": erasure, "subject_digest": named}, lines)
 
 
 policy = App(name="policy")

@@ -25,7 +25,7 @@ from tasks.governance.handling import Placement, addresses
 from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
-from tasks.kernel.keys.choice import own_openbao
+from tasks.kernel.keys.address import own_openbao
 
 Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
 

@@ -18,11 +18,12 @@ from tasks.governance.handling import Placement
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.location import Location
-from tasks.kernel.settings import SERVER_NAMES, Settings, server_environment
+from tasks.kernel.settings import SERVER_NAMES, USE_CASE_FILE, Settings, server_environment
 from tasks.metadata.database import open_database
 from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.state import backup as backups
 from tasks.state.databases import MLFLOW, OPERATION, name_of_state
+from tasks.state.erase import erase_restored, known_entities
 from tasks.state.move import examine, nobody_else
 from tasks.state.move import migrate as move
 from tasks.state.prune import plan_pruning
@@ -53,7 +54,7 @@ def backup(
         falaj backup /mnt/backups
         falaj backup s3://bucket/backups --list
     """
-    target = _location(where)
+    target = location_of(where)
     if listed:
         names = backups.list_backups(target)
         return Shown({"backups": names}, names or ["no backups"])
@@ -87,17 +88,28 @@ def restore(
 ) -> Shown:
     """Bring a backup into an empty state: the folder of --home, or the stores of the environment.
 
+    Entities that were erased since, by the folder's list and those of the backups, are erased
+    again.
+
     Args:
         name: Of the backup (default: the newest).
 
     Examples:
         falaj restore /mnt/backups --home /srv/falaj
     """
-    settings, source = context.target, _location(where)
+    settings, source = context.target, location_of(where)
     require_placements(settings)
     found = backups.read_backup(source, name)
     with nobody_else(settings.home):
-        backups.restore(settings, source, found, _prepare(settings.home), _say)
+        erased = known_entities(settings, source, found)
+        backups.restore(
+            settings,
+            source,
+            found,
+            _prepare(settings.home),
+            _say,
+            then=lambda scratch: erase_restored(settings, erased, scratch),
+        )
     context.subject.update(backup=found.name, location=source.url)
     lacking = "" if found.secrets else "; its keys were not in it, new ones are made when needed"
     shown = f"{found.name} is in {settings.home}, every digest right{lacking}"
@@ -114,7 +126,8 @@ def prune(
     """Show what nothing needs any more; with --yes, remove it.
 
     What a registered version, a published table, the audit trail or a report that is kept names
-    always stays. A run that failed longer ago can be started again then, but not retried.
+    always stays, but for rows that are older than `retention` of the use case allows. A run that
+    failed longer ago can be started again then, but not retried.
 
     Args:
         keep: Newest reports whose results stay, and backups.
@@ -125,9 +138,14 @@ def prune(
         falaj prune
         falaj prune --keep 10 --older 90d --yes
     """
-    settings, others = context.settings, _location(backups) if backups else None
+    from flows.config import read_pipeline_config
+
+    settings, others = context.settings, location_of(backups) if backups else None
     with nobody_else(settings.home) if context.assume_yes else nullcontext():
-        found = plan_pruning(settings, keep, older, others)
+        is_project = (settings.feature_repo / USE_CASE_FILE).is_file()
+        config = read_pipeline_config(settings.feature_repo) if is_project else None
+        days = config.retention if config else {}
+        found = plan_pruning(settings, keep, older, others, days)
         if context.assume_yes:
             remove(settings, found, others)
     kinds: dict[str, list[int]] = {}
@@ -173,7 +191,8 @@ def migrate(
     return Shown(facts, [*lines, row("Moved", "all commands on this folder use the new places")])
 
 
-def _location(where: str) -> Location:
+def location_of(where: str) -> Location:
+    """The place of backups that a command names, as a folder or a URL."""
     if urlsplit(where).scheme:  # also `s3:/bucket`, which would be a folder here
         return Location.of(where, "the location")
     return Location.of(Path(where).expanduser().resolve().as_uri(), "the location")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 from zoneinfo import ZoneInfo
 
-from pydantic import AliasChoices, Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, PositiveInt, ValidationError, model_validator
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
@@ -24,6 +24,7 @@ from tasks.evaluation.config import (
     RecalibrationConfig,
 )
 from tasks.features.config import FeatureConfig
+from tasks.governance.handling import DataClass
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
@@ -114,6 +115,11 @@ class PipelineConfig(Described):
     promotion: PromotionConfig = PromotionConfig()
     release: ReleaseConfig = ReleaseConfig()
     routing: RoutingConfig = RoutingConfig()
+    retention: dict[DataClass, PositiveInt] = Field(
+        default={},
+        description="Days for which landed rows and training sets are kept, by data class, such as "
+        "`personal: 365`; `falaj prune` removes older ones, whatever names them.",
+    )
 
     @model_validator(mode="before")
     @classmethod

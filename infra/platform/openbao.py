@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate, expires_at
 from tasks.kernel.errors import ConfigurationError, LostKeyError, NotRunningError
 from tasks.kernel.files import private_folder, read_yaml, write_atomically
-from tasks.kernel.keys.address import CA, KEYS, TOKEN_FILE
-from tasks.kernel.keys.choice import OWN, own_openbao
+from tasks.kernel.keys.address import CA, KEYS, OWN, TOKEN_FILE, own_openbao
 from tasks.kernel.keys.openbao import OpenBao, RefusedError
 
 ROLES = ("viewer", "operator", "approver", "admin", "auditor")

@@ -6,19 +6,14 @@ Any number of processes may do it; the one that holds a model's folder works, th
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from tasks.kernel.errors import StorageError
 from tasks.kernel.files import private_folder
-from tasks.kernel.settings import bring, children, drop, put
+from tasks.kernel.settings import bring, children, drop
 from tasks.predictions import schema as log
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.segments import (
@@ -182,112 +177,3 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for f in schema
     ]
     return pa.table(columns, schema=schema)
-
-
-@dataclass
-class Erasure:
-    """What an erasure did.
-
-    Attributes:
-        rows: of the subject, that are gone.
-        parts: files that were rewritten or removed.
-        labels: of the subject's requests, that are gone.
-        unread: sentences about files that could not be looked through: damaged, or set aside.
-    """
-
-    rows: int = 0
-    parts: int = 0
-    labels: int = 0
-    unread: list[str] = field(default_factory=list)
-
-
-def erase_subject(
-    home: Path, subject: str, model: str | None = None, *, only_count: bool = False
-) -> Erasure:
-    """Rewrite every segment that has rows of a subject, as written openly or masked.
-
-    A segment is replaced whole, so a kill in between leaves it as it was or as it is to be; run
-    again. Servers go on meanwhile: what they answered this subject in the last seconds may still be
-    on its way to the disk.
-
-    Args:
-        home: state folder.
-        subject: as the client is known to the server.
-        model: of this model only; None for all.
-        only_count: say what would go, and change nothing.
-
-    Raises:
-        StorageError: the disk refused a write; segments done before stay done.
-    """
-    names = [subject]
-    if log.mask_key_file(home).exists():
-        names.append(log.open_mask(home).text(subject))
-    erasure = Erasure()
-    with nullcontext() if only_count else SegmentWriter(home) as writer:
-        for name in [model] if model is not None else log.logged_models(home):
-            folder = log.model_folder(home, name)
-            requests: set[str] = set()
-            with folder_held(folder, exclusive=not only_count):
-                for day_folder in children(folder):
-                    if not only_count:
-                        remove_replaced(day_folder)
-                    for segment in visible_segments(day_folder):
-                        requests |= _erase_from(segment, names, writer, erasure)
-            _erase_labels(log.labels_folder(home, name), requests, erasure, only_count=only_count)
-    erasure.unread += [
-        f"{file} was set aside as damaged; look through it, or remove it"
-        for file in sorted((log.log_root(home) / "damaged").glob("*.parquet"))
-    ]
-    return erasure
-
-
-def _erase_from(
-    segment: Path, names: list[str], writer: SegmentWriter | None, erasure: Erasure
-) -> set[str]:
-    """Take the rows of a subject out; ids of their requests. Without a writer, only count them."""
-    try:
-        data = ds.dataset(segment, format="parquet")
-        theirs = data.to_table([log.REQUEST_ID], filter=ds.field(log.SUBJECT).isin(names))
-        total = data.count_rows()
-    except (OSError, pa.ArrowException) as exc:
-        erasure.unread.append(damaged(segment, exc))
-        return set()
-    if not theirs.num_rows:
-        return set()
-    if writer and theirs.num_rows == total:
-        drop(segment)
-    elif writer:
-        schema = pq.read_schema(segment).remove_metadata()
-        others = _others(segment, names)
-        replace_segments(writer, segment.parent, [segment], others, schema)
-    erasure.rows += theirs.num_rows
-    erasure.parts += 1
-    return set(theirs.column(0).to_pylist())
-
-
-def _others(segment: Path, names: list[str]) -> Iterator[pa.Table]:
-    """The rows of everybody else, one row group at a time."""
-    for table in _row_groups(segment):
-        theirs = pc.is_in(table.column(log.SUBJECT), value_set=pa.array(names))
-        yield table.filter(pc.invert(theirs))
-
-
-def _erase_labels(folder: Path, requests: set[str], erasure: Erasure, *, only_count: bool) -> None:
-    """Take the labels of requests out; a file's digest in its name stays that of what came."""
-    if not requests:
-        return
-    ids = pa.array(sorted(requests))
-    for file in sorted(bring(folder).glob(f"{log.BY_REQUEST}-*.parquet")):
-        try:
-            table = pq.read_table(file)
-        except (OSError, pa.ArrowException) as exc:
-            raise StorageError(
-                f"{file} is damaged ({str(exc).splitlines()[0]}): its labels could not be looked "
-                "through. Remove it, import the labels again, and run the erasure again"
-            ) from exc
-        left = table.filter(pc.invert(pc.is_in(table.column(log.REQUEST_ID), value_set=ids)))
-        erasure.labels += table.num_rows - left.num_rows
-        if left.num_rows < table.num_rows and not only_count:
-            sink = pa.BufferOutputStream()
-            pq.write_table(left, sink, compression="zstd")
-            put(file, sink.getvalue().to_pybytes())

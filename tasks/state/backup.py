@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ValidationError
 
 from tasks.governance import signing
+from tasks.governance.erasure import FOLDER
 from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, ConfigurationError, TransientError
 from tasks.kernel.keys.choice import TRUSTED, trusted_keys
@@ -381,6 +382,7 @@ def restore(
     say: Say,
     *,
     only_shared: bool = False,
+    then: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Bring a backup into an empty state: folder, location and databases as the settings say.
 
@@ -389,6 +391,7 @@ def restore(
 
     Args:
         only_shared: what each machine has for itself is left as it is.
+        then: called when all is in place, with a folder for its files, before the state is used.
 
     Raises:
         ConfigurationError: the state is not empty.
@@ -424,6 +427,8 @@ def restore(
         _share_links(shared, backup)
     if not only_shared:
         _move_in(settings, backup, local)
+        then(aside)
+        shutil.rmtree(aside, ignore_errors=True)
     say(f"{len(backup.files)} files, {backup.num_bytes} bytes, each with its digest")
 
 
@@ -451,8 +456,10 @@ def check_empty(settings: Settings, brought: Mapping[str, Kept] | None = None) -
 
 
 def _held(settings: Settings) -> Iterator[tuple[str, state.Source]]:
+    """What a restore would write over; the list of erased entities it adds to."""
     for wanted in range(state.BUILDS + 1):
-        yield from state.contents(settings, wanted)
+        found = state.contents(settings, wanted)
+        yield from (each for each in found if not each[0].startswith(f"{FOLDER}/"))
 
 
 def _is_brought(name: str, at: state.Source, was: Kept | None) -> bool:
@@ -504,4 +511,3 @@ def _move_in(settings: Settings, backup: Backup, names: set[str]) -> None:
             target.symlink_to(kept.link)
         elif (settings.home / state.RESTORING / name).exists():  # else it was moved before
             (settings.home / state.RESTORING / name).replace(target)
-    shutil.rmtree(settings.home / state.RESTORING, ignore_errors=True)

@@ -87,7 +87,7 @@ def contents(
     if settings.location is not None:
         shared = dict(_shared(settings.location, wanted, secrets=secrets))
         yield from sorted(shared.items())
-    for name in _names(settings.home):
+    for name in names(settings.home):
         if order(name) != wanted or not belongs(name, secrets=secrets) or name in shared:
             continue
         if settings.location is None or LOCAL & {*name.split("/")}:
@@ -107,14 +107,14 @@ def link_of(path: Path, name: str) -> str:
     return link if is_true and files.is_inside(name, link) else ""
 
 
-def _names(home: Path, folder: str = "") -> Iterator[str]:
+def names(home: Path, folder: str = "") -> Iterator[str]:
     """Names below a folder. What a link leads to elsewhere is of the state, as if it lay here."""
     with suppress(FileNotFoundError, PermissionError):  # it was removed meanwhile, or is another's
         for entry in sorted(os.scandir(home / folder), key=lambda e: e.name):
             name, is_link = f"{folder}{entry.name}", entry.is_symlink()
             leads_out = is_link and not link_of(Path(entry.path), name) and belongs(name)
             if entry.is_dir(follow_symlinks=leads_out):
-                yield from _names(home, f"{name}/")
+                yield from names(home, f"{name}/")
             elif is_link or entry.is_file():
                 yield name
 

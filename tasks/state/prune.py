@@ -8,11 +8,13 @@ names them, since a run may be about to.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any
 
 from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError
@@ -26,6 +28,7 @@ Key = tuple[str, str]
 Objects = dict[tuple[Location, str], int]
 _URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
 _DIGEST = re.compile(r'"(?:[a-z_]*sha256|tables_version|version)": ?"([0-9a-f]{32,64})"')
+_CLASS = re.compile(r'"data_class": ?"([a-z]+)"')
 _LOG = re.compile(r"\.log(\.\d+)?$")
 _RUN = re.compile(r"(?<=/)(?:m-)?[0-9a-f]{32}(?=/)")
 _VERSION_OF_TABLES = re.compile(r"tables/([0-9a-f]{16,})")
@@ -65,7 +68,11 @@ class _Build:
 
 
 def plan_pruning(
-    settings: Settings, keep: int, age: timedelta, backups: Location | None
+    settings: Settings,
+    keep: int,
+    age: timedelta,
+    backups: Location | None,
+    retention: Mapping[Any, int] = MappingProxyType({}),
 ) -> Pruning:
     """Find what may go; nothing is changed.
 
@@ -73,13 +80,14 @@ def plan_pruning(
         keep: newest reports of each use case, and backups, that are kept with all they name.
         age: whatever is younger is kept.
         backups: location whose backups are pruned too.
+        retention: data class to days. Rows of a class are kept no longer, whatever names them.
 
     Raises:
         ConfigurationError: the database is not that of the location.
     """
     found, oldest = Pruning(), datetime.now(UTC) - max(age, UPLOAD_LIMIT)
     builds = dict(_builds(settings))
-    live = _live(builds, _roots(settings, keep), oldest)
+    live = _live(builds, _roots(settings, keep), oldest) - {*_expired(builds, retention)}
     found.builds = {"/".join(key): builds[key].num_bytes for key in sorted(builds.keys() - live)}
     for path in (each for folder in LOCAL for each in (settings.home / folder).rglob("*.log*")):
         seen = path.lstat()
@@ -142,13 +150,14 @@ def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
         finished = datetime.fromtimestamp(value.stat().st_mtime, UTC)
         text = value.read_text(encoding="utf-8")
         yield (folder.parent.name, folder.name), _Build(text, files.size_of(folder), finished)
-    for name, build in _shared_builds(settings.location):
+    for name, build in shared_builds(settings.location):
         path = PurePosixPath(name)
         size = sum(num_bytes for _, num_bytes in build.files.values())
         yield (path.parent.name, path.stem), _Build(json.dumps(build.value), size, build.finished)
 
 
-def _shared_builds(location: Location | None) -> Iterator[tuple[str, Build]]:
+def shared_builds(location: Location | None) -> Iterator[tuple[str, Build]]:
+    """Records of builds that a location has, by the names of their objects."""
     for name in location.entries(ARTIFACTS) if location is not None else ():
         if name.endswith(".json") and (content := location.read(name)):  # type: ignore[union-attr]
             yield name, Build.model_validate_json(content)
@@ -215,17 +224,33 @@ def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> 
         live |= named | made_from
 
 
-def _unnamed(location: Location, found: Pruning, settings: Settings) -> Objects:
+def _expired(builds: dict[Key, _Build], retention: Mapping[Any, int]) -> Iterator[Key]:
+    """Builds that hold rows of a class for longer than its rows may be kept."""
+    for key, build in builds.items():
+        days = [retention[each] for each in _CLASS.findall(build.text) if each in retention]
+        if days and build.finished < datetime.now(UTC) - timedelta(days=min(days)):
+            yield key
+
+
+def remove_unnamed(location: Location, settings: Settings) -> None:
+    """Remove content that nothing names, however new; to be called while nobody sends any."""
+    unnamed = _unnamed(location, Pruning(), settings, datetime.now(UTC))
+    location.remove(name for _, name in unnamed)
+
+
+def _unnamed(
+    location: Location, found: Pruning, settings: Settings, oldest: datetime | None = None
+) -> Objects:
     """Content of a location that no build or backup names which stays."""
     gone = {f"{ARTIFACTS}/{name}.json" for name in found.builds}
     named = set()
-    for name, build in _shared_builds(location):
+    for name, build in shared_builds(location):
         if name not in gone or location != settings.location:
             named |= {sha256 for sha256, _ in build.files.values()}
     for name in list_backups(location):
         if name not in found.backups:
             named |= {kept.sha256 for kept in read_backup(location, name).files.values()}
-    oldest = datetime.now(UTC) - UPLOAD_LIMIT
+    oldest = oldest or datetime.now(UTC) - UPLOAD_LIMIT
     return {
         (location, name): entry.num_bytes
         for name, entry in location.entries(OBJECTS).items()

@@ -9,11 +9,15 @@ earlier services are written here.
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 from feast import FeatureStore, FeatureView
 from feast.feature_store import tqdm
+from feast.infra.key_encoding_utils import deserialize_entity_key
+from feast.type_map import feast_value_type_to_python_type
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
@@ -38,6 +42,7 @@ from tasks.features.tables.ledger import (
     write_ledger,
     write_token,
 )
+from tasks.governance.erasure import Theirs
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, WindowError
 from tasks.kernel.settings import Settings
 
@@ -343,6 +348,48 @@ def forget_values(
                 for each in _versions(feast, view)
             )
     return found
+
+
+def forget_entities(theirs: Theirs, settings: Settings, *, count_only: bool) -> dict[str, int]:
+    """Remove all values online of erased entities, also of keys of which theirs is a part.
+
+    Args:
+        theirs: tells them.
+        settings: the installation.
+        count_only: remove nothing.
+
+    Returns:
+        View to the number of entities that had values; without those that had none.
+
+    Raises:
+        ConfigurationError: the online store cannot say which entities it holds.
+        TransientError: it does not answer.
+    """
+    if not (settings.features_home / "feast").exists():
+        return {}
+    feast = open_store(settings.features_home, settings.feature_repo)
+    views = [v for v in feast.list_feature_views() if v.online and theirs.columns(v.join_keys)]
+    if not views:
+        return {}
+    provider, found = _provider(feast), dict[str, int]()
+    subject = {"views": sorted(view.name for view in views)}
+    with nullcontext() if count_only else provider.recorded("forget", subject, entities="one"):
+        for view in views:
+            for each in _versions(feast, view):
+                keys = [*provider.online_store.entity_keys(feast.config, each)]
+                mask = theirs.rows(pa.Table.from_pylist([*map(spelled_key, keys)]))
+                chosen = [key for key, is_meant in zip(keys, mask, strict=True) if is_meant]
+                if not count_only:
+                    provider.online_store.remove_values(feast.config, each, Removal(keys=chosen))
+                found[view.name] = max(found.get(view.name, 0), len(chosen))
+    return {name: num for name, num in found.items() if num}
+
+
+def spelled_key(key: bytes) -> dict[str, str]:
+    """Join keys of a serialized entity key and their values."""
+    found = deserialize_entity_key(key, 3)
+    values = (feast_value_type_to_python_type(value) for value in found.entity_values)
+    return {name: str(value) for name, value in zip(found.join_keys, values, strict=True)}
 
 
 def _provider(feast: FeatureStore) -> AuditedProvider:

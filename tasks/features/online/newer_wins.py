@@ -220,6 +220,10 @@ class NewerWinsOnlineStore:
         """Remove the values of a view that are meant; return how many entities had one."""
         raise NotImplementedError
 
+    def entity_keys(self, config: RepoConfig, table: FeatureView) -> Iterator[bytes]:
+        """Serialized keys of all entities that may have values of a view."""
+        raise NotImplementedError
+
     def online_write_batch(
         self,
         config: RepoConfig,

@@ -167,6 +167,12 @@ class NewerWinsRedisOnlineStore(newer_wins.NewerWinsOnlineStore, RedisOnlineStor
             for name in sorted(self._stored_versions(config, view) - kept):
                 self.remove_values(config, view, name=name)
 
+    def entity_keys(self, config: RepoConfig, table: FeatureView) -> Iterator[bytes]:
+        """As `NewerWinsOnlineStore.entity_keys`."""
+        with redis_errors_explained():
+            for _, keys in self._all_keys(config, table):
+                yield from (key.removesuffix(config.project.encode()) for key in keys)
+
     def _all_keys(self, config: RepoConfig, view: FeatureView) -> Iterator[tuple[Any, list[bytes]]]:
         """Keys of all entities of the view's kind, some at a time, with the node that has them."""
         pattern = key_pattern(view.join_keys, config.project.encode())

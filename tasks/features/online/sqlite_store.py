@@ -162,6 +162,16 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
             connection.execute("COMMIT")
         return found
 
+    def entity_keys(self, config: RepoConfig, table: FeatureView) -> Iterator[bytes]:
+        """As `NewerWinsOnlineStore.entity_keys`."""
+        name = _table_id_of(config, table)
+        with self._explained(config):
+            connection = self._get_conn(config)
+            known = "SELECT 1 FROM sqlite_master WHERE name = ?"
+            if connection.execute(known, [name]).fetchone():
+                query = f"SELECT DISTINCT entity_key FROM {_quote_id(name)}"
+                yield from (key for (key,) in connection.execute(query).fetchall())
+
     def count_entities(self, config: RepoConfig, table: FeatureView) -> int:
         """Number of entities that have a value of this view online."""
         name = _quote_id(_table_id_of(config, table))

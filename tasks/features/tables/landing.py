@@ -19,6 +19,7 @@ from tasks.features.tables.copies import Source, about
 from tasks.features.tables.formats import ZONE_AFTER_CLOCK, as_declared, reading_explained
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.sources import open_source
+from tasks.governance.erasure import ErasedEntities, leave_out_rows, read_entities
 from tasks.kernel.errors import DataContractError, TransientError, WindowError
 from tasks.kernel.files import make_folder, scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -75,14 +76,17 @@ def land_raw_rows(
                 sources[table.name] = open_source(table, repo, window, scratch / table.name)
         seen = [source.seen for source in sources.values()]
         code = code_digest(__file__) if reused else ""
-        key = content_key(code, window, config.raw_tables, config.purpose, seen)
+        erased = read_entities(store.root.parent)
+        more = filter(None, [erased])
+        key = content_key(code, window, config.raw_tables, config.purpose, seen, *more)
 
         def build(folder: StagedFolder) -> LandedRows:
             with duckdb_session(folder.path.parent) as con:
                 tables = []
                 for table in config.raw_tables:
                     with about(table), reading_explained(table):
-                        tables.append(_land_table(con, table, sources[table.name], window, folder))
+                        source = sources[table.name]
+                        tables.append(_land_table(con, table, source, window, folder, erased))
             return LandedRows(window=window, tables=tuple(tables), handling=config.handling)
 
         return store.build_once("landed", key, LandedRows, build)
@@ -94,6 +98,7 @@ def _land_table(
     source: Source,
     window: TimeWindow,
     folder: StagedFolder,
+    erased: ErasedEntities | None,
 ) -> TableRef:
     relation = as_declared(con, table, source.bring(), window)
     described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
@@ -117,6 +122,8 @@ def _land_table(
         _explain_types(con, table, relation, misfits)
         raise
     _check_unchanged(table, source)
+    if erased:
+        leave_out_rows(target, erased)
     num_rows = pq.read_metadata(target).num_rows
     if not num_rows:
         raise DataContractError(

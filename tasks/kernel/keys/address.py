@@ -1,7 +1,9 @@
 """The key store that an address names."""
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -18,6 +20,25 @@ https://host:8200 and behind it the path of its `transit` engine where that has 
 keys are files of the state folder."""
 TOKEN_FILE, ADMIN_TOKEN_FILE = "FALAJ_KEYS_TOKEN_FILE", "FALAJ_KEYS_ADMIN_TOKEN_FILE"
 CA = "FALAJ_KEYS_CA"
+
+
+OWN = Path("openbao") / "client.json"
+"""File of the state folder that has these variables where the platform runs OpenBao itself."""
+
+
+def named_keys(home: Path, environment: Mapping[str, str] | None = None) -> KeyStore | None:
+    """The key store that the environment or the platform of a state folder names, if any."""
+    env = os.environ if environment is None else environment
+    if not env.get(KEYS):
+        env = {**own_openbao(home), **env}
+    return keys_at(env[KEYS], env) if env.get(KEYS) else None
+
+
+def own_openbao(home: Path) -> dict[str, str]:
+    """The variables of the OpenBao that the platform of a state folder runs; none without one."""
+    with suppress(FileNotFoundError):
+        return dict(json.loads((home / OWN).read_text()))
+    return {}
 
 
 def keys_at(address: str, environment: Mapping[str, str] | None = None) -> KeyStore:

@@ -1,19 +1,15 @@
 """Which key store an installation has, and whose signatures it trusts."""
 
-import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.keys.address import KEYS, keys_at
+from tasks.kernel.keys.address import named_keys
 from tasks.kernel.keys.files import FileKeys
 from tasks.kernel.keys.store import IMPORTS, KeyStore
 from tasks.kernel.settings import bring, claim, is_shared
 
-OWN = Path("openbao") / "client.json"
-"""File of the state folder that has these variables where the platform runs OpenBao itself."""
 TRUSTED = "FALAJ_TRUSTED_KEYS"
 """Variable with a folder of public keys, `<name>/<id>.pub`, that alone are trusted. Whoever writes
 the state can add a key to it; this folder may be of somebody else, and read-only."""
@@ -29,20 +25,9 @@ def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeySt
     Raises:
         ConfigurationError: the address is none, or no file with a token is named.
     """
-    env = os.environ if environment is None else environment
-    if not env.get(KEYS):
-        env = {**own_openbao(home), **env}
-    if address := env.get(KEYS):
-        return keys_at(address, env)
     folder = home / "keyring"
-    return FileKeys(folder, bring, claim, lambda: is_shared(folder))
-
-
-def own_openbao(home: Path) -> dict[str, str]:
-    """The variables of the OpenBao that the platform of a state folder runs; none without one."""
-    with suppress(FileNotFoundError):
-        return dict(json.loads((home / OWN).read_text()))
-    return {}
+    files = FileKeys(folder, bring, claim, lambda: is_shared(folder))
+    return named_keys(home, environment) or files
 
 
 def trusted_keys(

@@ -13,6 +13,7 @@ from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSour
 from feast.types import FeastType, Float64, String
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tasks.features.online.materialization import spelled_key
 from tasks.features.online.newer_wins import Removal
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import WindowError
@@ -117,6 +118,16 @@ def test_a_row_that_is_gone_is_taken_back_and_the_one_before_the_window_returns(
     write = shop.refresh(old, other)
     assert (shop.read(1), shop.read(2), shop.read(3)) == (5.0, 7.0, None)
     assert write.num_taken_back == 2
+
+
+def test_the_keys_of_all_entities_are_told_and_one_of_them_is_removed(shop: Shop) -> None:
+    shop.refresh(row(1, 7.0), row(1, 8.0, key=2))
+    online, config = shop.store._get_provider().online_store, shop.store.config
+    view = shop.store.get_feature_view("fv")
+    keys = {spelled_key(key)["k"]: key for key in online.entity_keys(config, view)}
+    assert {*keys} == {"1", "2"}
+    assert online.remove_values(config, view, Removal(keys=[keys["1"]])) == 1
+    assert (shop.read(1), shop.read(2)) == (None, 8.0)
 
 
 def test_a_table_without_a_row_in_the_window_takes_nothing_back(shop: Shop) -> None:

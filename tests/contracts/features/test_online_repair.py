@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from falaj.__main__ import main
+from tasks.features.online.materialization import forget_entities
+from tasks.governance.erasure import Theirs
 from tests.support.data.installation import Installation
 from tests.support.data.repository import days
 
@@ -81,6 +83,18 @@ def test_an_entity_is_forgotten_in_a_feature_then_in_all_views_and_comes_back(
     text = b"".join(line.text for line in filled.trail.lines())
     assert b'"action":"forget"' in text
     assert b"JFK" not in text
+
+
+def test_an_erased_entity_goes_from_keys_that_it_is_a_part_of_too(filled: Installation) -> None:
+    theirs = Theirs(keys={("origin",): {"JFK"}})
+    counted = forget_entities(theirs, filled.settings, count_only=True)
+    assert counted.keys() >= {"weather", "route_stats"}
+    assert filled.online("weather:humid", origin="JFK") is not None
+    assert forget_entities(theirs, filled.settings, count_only=False) == counted
+    assert forget_entities(theirs, filled.settings, count_only=True) == {}
+    assert filled.online("weather:humid", origin="JFK") is None
+    assert filled.online("weather:humid", origin="LGA") is not None
+    assert run(filled, "features", "rebuild") == 0
 
 
 def test_a_whole_view_is_forgotten(filled: Installation) -> None:

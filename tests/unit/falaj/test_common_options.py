@@ -215,19 +215,19 @@ def test_what_cannot_be_undone_is_asked_about(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    assert main(["predictions", "erase", "ana"]) == 2
+    assert main(["erase", "--entity", "subject=ana"]) == 2
     assert "add --yes" in capsys.readouterr().err
     assert not home.exists()
-    assert main(["predictions", "erase", "ana", "--yes"]) == 0
+    assert main(["erase", "--entity", "subject=ana", "--yes"]) == 0
     terminal = io.StringIO("no\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin", terminal)
-    assert main(["predictions", "erase", "ana"]) == 130
+    assert main(["erase", "--entity", "subject=ana"]) == 130
     assert "not confirmed" in capsys.readouterr().err
 
 
 def test_a_dry_run_changes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predictions", "erase", "ana", "--dry-run"]) == 0
+    assert main(["erase", "--entity", "subject=ana", "--dry-run"]) == 0
     assert not home.exists()
     assert main(["keys", "create", "--subject", "shop", "--role", "read:*", "--json"]) == 0
     made = json.loads(capsys.readouterr().out.partition("Nothing was changed\n")[2])
@@ -277,7 +277,7 @@ def test_the_status_names_what_is_missing_and_misses_no_platform_that_never_was(
 def test_a_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
-    assert {"status", "predictions", "erase", "--project", "--last"} <= set(
+    assert {"status", "predictions", "label", "--project", "--last"} <= set(
         re.findall(r"[\w-]+", script)
     )
 

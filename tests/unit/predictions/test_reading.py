@@ -1,6 +1,6 @@
-"""Windows of the log, its upkeep, erasure of a person, and the command."""
+"""Windows of the log, its upkeep, and the command."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,13 @@ from falaj.context import Context
 from falaj.data import predictions as app
 from serving.errors import OverloadedError
 from tasks.contracts.base import TimeWindow
-from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.labels import import_labels
 from tasks.predictions.reading import LogQuery, ReadTally, read_rows
 from tasks.predictions.schema import log_root, mask_key_file, model_folder, open_mask
 from tasks.predictions.segments import SegmentWriter, folder_held, visible_segments
-from tasks.predictions.upkeep import erase_subject, keep_up
+from tasks.predictions.upkeep import keep_up
 from tests.support.data.builders import frame
 from tests.support.serving.served_rows import MODEL, NOW, batch_of, call, open_log, rows_of, served
 
@@ -124,25 +122,6 @@ def test_a_field_that_was_masked_later_does_not_keep_parts_from_being_read(tmp_p
     assert len(rows_of(tmp_path)) == 6
 
 
-@pytest.mark.parametrize("masked", [(), ("subject",)])
-def test_a_person_is_erased_and_nobody_else(tmp_path: Path, masked: tuple[str, ...]) -> None:
-    mixed = batch_of(FRAME.head(4), ["a", "b", "c", "d"])
-    for number, one in enumerate(mixed.calls):
-        one.subject = "erin" if number % 2 else "frank"
-    only = batch_of(FRAME.head(2), ["e", "f"], subject="erin")
-    log(tmp_path, mixed, masked=masked)
-    log(tmp_path, only, masked=masked)
-    labels = pd.DataFrame({"request_id": ["a", "b", "e"], "label": [1, 0, 1]})
-    labels.to_parquet(tmp_path / "labels.parquet")
-    import_labels(tmp_path, MODEL, tmp_path / "labels.parquet", datetime.now(UTC))
-    erasure = erase_subject(tmp_path, "erin")
-    assert (erasure.rows, erasure.parts, erasure.labels) == (4, 2, 2)
-    assert erasure.unread == []
-    assert rows_of(tmp_path, ["request_id", "score"])["request_id"].tolist() == ["a", "c"]
-    assert len(parts(tmp_path)) == 1
-    assert erase_subject(tmp_path, "erin").rows == 0
-
-
 def run(home: Path, *words: str) -> list[str]:
     command, bound, _ = app.parse_args(words, exit_on_error=False)
     context = Context(Settings.from_environment({"FALAJ_HOME": str(home)}), assume_yes=True)
@@ -150,7 +129,7 @@ def run(home: Path, *words: str) -> list[str]:
     return list(shown.lines)
 
 
-def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
+def test_the_command_counts_exports_and_labels(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert run(home, "counts") == ["No request is logged there."]
     three_days(home)
@@ -174,12 +153,6 @@ def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
     run(home, "export", MODEL, str(tmp_path / "out.csv"), *window)
     assert len(pd.read_csv(tmp_path / "out.csv")) == 10
     assert {file.stat().st_mode & 0o777 for file in tmp_path.glob("out.*")} == {0o600}
-    assert "10 rows of 2 files" in run(home, "erase", "s0")[0]
-    _, line = Journal(home / "audit").lines()
-    assert line.content["action"] == "erase-predictions"
-    assert line.content["rows"] == 10
-    assert "s0" not in line.content["subject_digest"]
-    assert b'"s0"' not in line.text
 
 
 def test_the_key_of_the_mask_is_its_owners_alone(tmp_path: Path) -> None:

@@ -1,0 +1,236 @@
+"""Commands about one entity, such as a customer: erase all rows of it, or give them out.
+
+Regulation (EU) 2016/679 (GDPR): article 17 (erasure), 15 and 20 (a copy of the data). Models that
+were trained on erased rows stay usable; the certificate lists them, for the owner to decide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from cyclopts import Parameter
+
+from falaj.context import EXIT_DATA, Context, DryRun, Here, Shown, row
+from falaj.state import location_of
+from flows.config import read_pipeline_config
+from infra.orchestration.embedded import only_run
+from tasks.features.online.materialization import forget_entities
+from tasks.features.tables.build import published_path
+from tasks.governance.erasure import (
+    FOLDER,
+    SEPARATOR,
+    ErasedEntities,
+    Mask,
+    Theirs,
+    new_entities,
+    read_entities,
+    write_entities,
+)
+from tasks.governance.journal import Journal, process_identity
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import private_folder, scratch_folder, write_atomically
+from tasks.kernel.keys.choice import key_store
+from tasks.kernel.keys.signed import signed
+from tasks.kernel.location import Location
+from tasks.kernel.settings import Settings, children, put
+from tasks.predictions import schema as log
+from tasks.predictions.segments import folder_held, remove_replaced
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import SNAPSHOT_TAG, Registry
+from tasks.state.databases import MLFLOW
+from tasks.state.erase import (
+    ASIDE,
+    Eraser,
+    Folder,
+    Place,
+    backups_of,
+    builds_of,
+    erase_backups,
+    erase_builds,
+)
+
+Entity = Annotated[
+    list[str], Parameter(help="Join key and value, as NAME=VALUE; repeat it for a composite key.")
+]
+
+
+def erase(
+    *, entity: Entity, backups: list[str] | None = None, dry_run: DryRun = False, context: Here
+) -> Shown:
+    """Erase all rows of one entity, for good: state, online store, prediction log, backups.
+
+    A certificate says what was done, what was left, and what cannot be built again. Where it was
+    killed, the same command goes on.
+
+    Args:
+        entity: `subject=ana@example.org` is who requested predictions.
+        backups: Location of backups; may be repeated.
+
+    Raises:
+        ConfigurationError: the entity is not written as NAME=VALUE, or a run is under way.
+
+    Examples:
+        falaj erase --entity customer=17 --dry-run
+        falaj erase --entity customer=17 --backups /mnt/backups --yes
+    """
+    values, places = _values(entity), [location_of(where) for where in backups or []]
+    if not dry_run:
+        context.confirm(f"Erase all rows of {' '.join(entity)}, for good?")
+    with _eraser(context, values, alone=not dry_run) as (eraser, known):
+        digest = known.entity(values).digest
+        progress = context.home / FOLDER / f"{digest[:16]}.progress.json"
+        for columns, ids in json.loads(progress.read_text()) if progress.exists() else ():
+            eraser.theirs.keys.setdefault(tuple(columns), set()).update(ids)
+        for place in _places(eraser, places):
+            eraser.learn(place)
+        if dry_run:
+            rows = Counter(forget_entities(eraser.theirs, context.settings, count_only=True))
+            for place in _places(eraser, places):
+                rows.update(_by_folder(eraser.find(place)))
+            lines = [row(str(num), name) for name, num in sorted(rows.items())]
+            return Shown({"rows": rows}, [*(lines or ["no rows"]), "Nothing was changed"])
+        write_entities(context.home, known)
+        ids = [(c, sorted(each)) for c, each in eraser.theirs.keys.items() if c in eraser.ids]
+        write_atomically(progress, json.dumps(ids).encode(), private=True)
+        with Journal(context.home / "audit").recorded("erase", subject={"entity": digest}) as act:
+            found = {"entity": digest, "keys": [*values], **_erased(eraser, context, places)}
+            act.update(rows=sum(found["rows"].values()), left=len(found["still_found"]))
+        file = context.home / FOLDER / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{digest[:16]}.json"
+        put(file, signed(key_store(context.home), found))
+        put(file.with_suffix(".txt"), "".join(f"{n}: {json.dumps(v)}\n" for n, v in found.items()))
+        progress.unlink()
+    lines = [row(str(num), name) for name, num in found["rows"].items()]
+    lines += [row("Named", digest), row("Written", file)]
+    left = [*found["not_readable"].items(), *found["still_found"].items()]
+    lines += [row("Left", f"{name}: {what}") for name, what in left]
+    return Shown(found, lines, EXIT_DATA if left else 0)
+
+
+def _erased(eraser: Eraser, context: Context, backups: list[Location]) -> dict[str, Any]:
+    """Do it; what the certificate says."""
+    settings, home = context.settings, context.home
+    online = forget_entities(eraser.theirs, settings, count_only=False)
+    with ExitStack() as held:
+        for model in log.logged_models(home):
+            folder = log.model_folder(home, model)
+            held.enter_context(folder_held(folder, exclusive=True))
+            for day in children(folder):
+                remove_replaced(day)
+        eraser.erase(Folder(home))
+    if settings.location is not None:
+        erase_builds(eraser, settings.location)
+    generations = [erase_backups(eraser, location) for location in backups]
+    found = {p.label: eraser.find(p) for p in _places(eraser, backups)}
+    tables = read_pipeline_config(settings.feature_repo).features.raw_tables
+    keys = {name for columns in eraser.theirs.keys for name in columns} - {*sum(eraser.ids, ())}
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "who": process_identity(),
+        "rows": _by_folder(eraser.erased) | {f"online: {view}": n for view, n in online.items()},
+        "files_changed_in_backups": generations,
+        "searched": "rows and values" if eraser.marks else "rows; the value is too short for more",
+        "still_found": {f"{label}: {n}": num for label, f in found.items() for n, num in f.items()},
+        "not_readable": eraser.unread,
+        "to_be_erased_by_their_owner": [t.uri for t in tables if keys <= t.columns.keys()],
+        "cannot_be_rebuilt": eraser.changed,
+        "models_trained_with_it": [*_models(settings, {*eraser.changed.values()})],
+    }
+
+
+def _models(settings: Settings, changed: set[str]) -> Iterator[str]:
+    """Registered versions whose training sets were changed."""
+    if not changed or not (settings.database_url or (settings.home / MLFLOW).exists()):
+        return
+    registry = Registry(RegistryLocation(settings.mlflow_uri, settings.mlflow_artifacts))
+    for version in (each for name in registry.names() for each in registry.versions(name)):
+        if version.tags.get(SNAPSHOT_TAG) in changed:
+            yield str(version)
+
+
+def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:
+    """Write all rows of one entity to a new folder, as JSON lines, with where they come from.
+
+    Args:
+        folder: It is made; its owner alone may enter it.
+
+    Raises:
+        ConfigurationError: the folder exists, or the entity is not written as NAME=VALUE.
+
+    Examples:
+        falaj export-subject customer-17 --entity customer=17
+    """
+    if folder.exists():
+        raise ConfigurationError(f"{folder} exists; expected a new folder. Nothing was written")
+    values, home, written = _values(entity), context.home, Counter[str]()
+    published = published_path(context.settings.features_home).parent.name
+
+    def write(name: str, file: Path, masks: list[Mask]) -> None:
+        """Months of a published table, and days of the log, are one file."""
+        if published not in name.split("/") and not name.startswith("predictions/"):
+            return
+        table = f"{'.'.join(Path(name).parts[-3:-1])}.jsonl"
+        with pq.ParquetFile(file) as source, (folder / table).open("a") as lines:
+            for number, mask in enumerate(masks):
+                rows = source.read_row_group(number).filter(pa.array(mask)).to_pylist()
+                lines.writelines(json.dumps(each, default=str) + "\n" for each in rows)
+                written[table] += len(rows)
+
+    private_folder(folder)
+    with _eraser(context, values, alone=False) as (eraser, _):
+        eraser.learn(Folder(home))
+        held = _by_folder(eraser.find(Folder(home), write))
+    tables = read_pipeline_config(context.settings.feature_repo).features.raw_tables
+    sources = {table.name: table.uri for table in tables}
+    index = {"entity": values, "files": written, "sources": sources, "rows_held": held}
+    (folder / "index.json").write_text(json.dumps(index, indent=1))
+    lines = [row(str(num), name) for name, num in sorted(written.items())]
+    return Shown(index, [*lines, row("Written", folder)])
+
+
+def _values(entity: list[str]) -> dict[str, str]:
+    if unclear := [text for text in entity if not all(text.partition("=")[::2])]:
+        raise ConfigurationError(
+            f"--entity {unclear[0]} names no value; write it as NAME=VALUE. Nothing was changed"
+        )
+    return dict(sorted(text.split("=", 1) for text in entity))
+
+
+@contextmanager
+def _eraser(
+    context: Context, values: dict[str, str], *, alone: bool
+) -> Iterator[tuple[Eraser, ErasedEntities]]:
+    """What looks for an entity, and the list of erased ones with it."""
+    home, every = context.home, [values]
+    if log.mask_key_file(home).exists():  # as the prediction log may have it
+        mask = log.open_mask(home)
+        every.append({name: mask.text(value) for name, value in values.items()})
+    theirs = Theirs(keys={tuple(values): {SEPARATOR.join(each.values()) for each in every}})
+    held, near = (only_run(home), home) if alone else (nullcontext(), None)
+    with held, scratch_folder(ASIDE, near) as scratch:
+        known = (read_entities(home) or new_entities()).with_entities(every)
+        yield Eraser(context.settings, theirs, tuple(values.values()), scratch), known
+
+
+def _places(eraser: Eraser, backups: list[Location]) -> Iterator[Place]:
+    """All that hold files of the state."""
+    settings, scratch = eraser.settings, eraser.scratch
+    yield Folder(settings.home)
+    if settings.location is not None:
+        yield from builds_of(settings.location, scratch)
+    for location in backups:
+        yield from (place for _, place in backups_of(settings, location, scratch))
+
+
+def _by_folder(rows: dict[str, int]) -> dict[str, int]:
+    found = Counter[str]()
+    for name, num in rows.items():
+        found["/".join(name.split("/")[:2])] += num
+    return dict(found)
