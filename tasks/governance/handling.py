@@ -89,9 +89,10 @@ VARIABLES = {
     **dict.fromkeys(("FALAJ_PLATFORM_REDIS_URL", "PREFECT_API_URL"), "metadata"),
     **dict.fromkeys(("FALAJ_NOTIFY_WEBHOOK", "FALAJ_NOTIFY_SLACK"), "messages"),
     **{"FALAJ_NOTIFY_EMAIL": "messages", "FALAJ_AUDIT": "journal", "OPENLINEAGE_URL": "lineage"},
-    "FALAJ_OIDC_DISCOVERY_URL": "",
+    **dict.fromkeys(("FALAJ_OIDC_DISCOVERY_URL", "FALAJ_KEYS"), ""),
 }
-"""Environment variables that hold an address, and what goes there; to an issuer goes nothing. Any
+"""Environment variables that hold an address, and what goes there; to an issuer goes nothing, to a
+key store digests and random keys. Any
 other `FALAJ_..._URL` is that of a raw table."""
 
 

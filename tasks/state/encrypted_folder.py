@@ -167,7 +167,7 @@ def _settings(home: Path) -> dict[str, str] | None:
     try:
         found = json.loads((_folder(home) / "settings.json").read_text())
         return {name: str(found[name]) for name in (ENCRYPTION, KEYS, "password")}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError) as exc:
         raise LostKeyError(

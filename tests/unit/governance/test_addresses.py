@@ -25,6 +25,7 @@ WORDS = re.compile(
 LOOKS = re.compile(r"https?:|s3:|:\[0-9\]")
 NOT_ASKED = {
     "GatewayConfig.hosts": "names in the certificate",
+    "PlatformConfig.sign_in_urls": "browsers are sent there, with a code that only we can use",
     "GatewayConfig.address_limit": "a rate",
     "GatewayConfig.upstream_tls": "a switch",
     "IssuerConfig.keys": "public keys are read from there, nothing goes there",

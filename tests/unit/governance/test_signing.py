@@ -109,9 +109,9 @@ def test_a_flipped_byte_is_refused_by_both_and_recorded_once(folder: Path) -> No
     assert not our_verdict(folder, source)
     assert not our_verdict(folder, source)
     lines = [line.content for line in Journal(folder.parent / "home" / "audit").lines()]
-    assert [line["action"] for line in lines] == ["sign", "refuse-signature"]
-    assert (lines[1]["code"], lines[1]["subject"]) == ("F520", SUBJECT)
-    assert "inside/b.bin" in lines[1]["said"]
+    assert [line["action"] for line in lines] == ["begin-journal", "sign", "refuse-signature"]
+    assert (lines[2]["code"], lines[2]["subject"]) == ("F520", SUBJECT)
+    assert "inside/b.bin" in lines[2]["said"]
 
 
 def test_who_writes_the_state_adds_no_key_to_a_folder_of_trust(
