@@ -440,6 +440,19 @@ def run(*, context: Here) -> int:
 
 
 @gateway.command
+def door(*, context: Here) -> None:
+    """Be the door of the listener `platform`: say who may pass. The platform starts it itself.
+
+    Examples:
+        falaj gateway door
+    """
+    from infra.gateway.config import GatewayFiles
+    from infra.gateway.door import run_door
+
+    run_door(context.home, GatewayFiles(context.home).folder)
+
+
+@gateway.command
 def check(*, context: Here) -> Shown:
     """Check the configuration, and change nothing that runs.
 

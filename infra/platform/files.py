@@ -265,16 +265,16 @@ def paused_pools(files: PlatformFiles) -> list[str]:
         return []
 
 
-def ensure_password(files: PlatformFiles) -> tuple[str, bool]:
-    """The line `user:password`, and whether it was made just now.
+def ensure_password(files: PlatformFiles, name: str = "secret") -> tuple[str, bool]:
+    """The line `user:password` of a file of the platform, and whether it was made just now.
 
     A file that others may read is closed to them.
     """
-    if kept := read_password(files.folder):
-        files.secret.chmod(0o600)
+    if kept := read_password(files.folder, name):
+        (files.folder / name).chmod(0o600)
         return kept, False
     made = f"admin:{secrets.token_urlsafe(18)}"
-    write_atomically(files.secret, made + "\n", private=True)
+    write_atomically(files.folder / name, made + "\n", private=True)
     return made, True
 
 

@@ -77,6 +77,8 @@ class SignIn(Contract):
     """Tenant that runs the installation: what is of no single use case is its people's alone."""
     owners: dict[str, str] = Field(default_factory=dict)
     programs: dict[str, Program] = Field(default_factory=dict)
+    keys_kept_s: PositiveInt = 60
+    """Seconds after which the issuer's keys are read again: those taken back count no more."""
     max_age_s: PositiveInt = 8 * 3600
     """Seconds after which a sign-in ends, however long its token would last."""
     two_approvers: tuple[Literal["release", "waiver"], ...] = ("release", "waiver")
@@ -258,12 +260,14 @@ def subject_of(claims: Mapping[str, Any], config: SignIn) -> Subject:
         if not isinstance(value, str) or not value or value.startswith("service:"):
             raise ConfigurationError(f"the token's claim {claim} names nobody. Nothing was done")
     roles, use_cases = (_words(claims.get(c)) for c in (config.roles_claim, config.use_cases_claim))
+    if claims.get(config.use_cases_claim) == "":  # said, and narrowed to none
+        use_cases = (EVERY,)
     return Subject(str(name), str(tenant), roles, use_cases)
 
 
 def _words(claim: object) -> tuple[str, ...]:
-    """Names in a list, or between blanks in a text."""
-    found = claim.split() if isinstance(claim, str) else claim
+    """Names in a list, or between blanks or commas in a text."""
+    found = claim.replace(",", " ").split() if isinstance(claim, str) else claim
     return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
 
 
