@@ -93,6 +93,9 @@ COMMANDS = {
         "serve": ("platform:serve", "Serve models over HTTP and gRPC."),
         "gateway": ("platform:gateway", "Run the gateway and set shares of traffic."),
         "keys": ("platform:keys", "Create, list and revoke API keys."),
+        "login": ("session:login", "Sign in for later commands."),
+        "whoami": ("session:whoami", "Show who acts here, with which roles."),
+        "access": ("session:access", "Switch accounts off and on."),
         "certificates": ("platform:certificates", "Issue a certificate of a private authority."),
     },
     "State": {

@@ -62,7 +62,7 @@ class GatewayFiles:
         self.shares_file = self.folder / "shares.json"
 
     def resource(self, kind: str) -> Path:
-        """A file that Envoy follows: `listeners`, `routes`, `clusters`, `secrets` or `sign-in-*`."""
+        """A file that Envoy follows: `listeners`, `routes`, `clusters`, `secrets`, `sign-in-*`."""
         return self.folder / f"{kind}.json"
 
 
@@ -190,6 +190,13 @@ class GatewayPlan:
             both = (*named, *here) if name in self.config.model_fields_set else here or named
             found[name] = tuple(dict.fromkeys(both))
         return found
+
+    @property
+    def address(self) -> str:
+        """Where browsers find the listener `platform`."""
+        platform = self.config.platform or PlatformListener()
+        port = platform.listen.rpartition(":")[2]
+        return platform.address or f"https://{self.config.hosts[0]}:{port}"
 
     @property
     def upstreams(self) -> dict[str, str]:

@@ -14,7 +14,6 @@ import re
 import socket
 import threading
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from tasks.governance.access import Asked, access_table
 from tasks.governance.identity import (
     SignIn,
     Subject,
+    creator_headers,
     read_sign_in,
     session_over,
     sign_in_file,
@@ -47,7 +47,6 @@ from tasks.kernel.files import file_state, private_folder
 
 ADMIN_TOKEN = Path("serving") / "secrets" / "admin-token"
 MLFLOW_SECRET = "mlflow-secret"
-CREATORS = uuid.UUID("6f1f1f39-3c0c-5a0e-9a2b-0d5f0e9a7c11")
 REMEMBERED, REFUSALS_PAUSE_S = 10_000, 1.0
 RESUMED = re.compile(r"/api/flow_runs/([^/]+)/resume")
 CERTIFICATE = re.compile(r'Subject="((?:[^"\\]|\\.)*)"')
@@ -141,9 +140,7 @@ class Door:
         password = None
         if asked.service == "prefect":
             password = read_password(folder)
-            # Prefect keeps them as the creator of a run; nobody else can send them.
-            found["prefect-automation-id"] = str(creator_id(subject.name))
-            found["prefect-automation-name"] = base64.b64encode(subject.name.encode()).decode()
+            found |= creator_headers(subject.name)
         elif asked.service in ("mlflow", "reports"):
             password = read_password(folder, MLFLOW_SECRET) or read_password(folder)
         elif asked.service == "serving":
@@ -181,11 +178,6 @@ class Door:
             self._journal.append(
                 "refuse", outcome="refused", reason=reason, times=count + 1, **facts
             )
-
-
-def creator_id(name: str) -> uuid.UUID:
-    """What Prefect keeps beside a creator's name, so that no automation is taken for a person."""
-    return uuid.uuid5(CREATORS, name)
 
 
 def _facts(call: Call, subject: Subject | None, asked: Asked | None) -> dict[str, Any]:

@@ -92,15 +92,14 @@ def rendered(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares] | None =
 
 def _platform_values(plan: GatewayPlan) -> dict[str, Any]:
     """What the listener `platform` needs; nothing where there is none."""
-    platform, sign_in = plan.config.platform, plan.sign_in
-    if platform is None or sign_in is None:
+    sign_in = plan.sign_in
+    if sign_in is None:
         return {"sign_in": None, "remote": {}}
-    port = platform.listen.rpartition(":")[2]
     issuer = json.loads(plan.files.issuer_file.read_text())
     return {
         "sign_in": sign_in,
         "issuer": issuer,
-        "address": platform.address or f"https://{plan.config.hosts[0]}:{port}",
+        "address": plan.address,
         "upstreams": plan.upstreams,
         "remote": {"sign-in-token": issuer["token_endpoint"], "sign-in-keys": issuer["jwks_uri"]},
     }

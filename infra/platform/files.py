@@ -18,6 +18,7 @@ from infra.orchestration.client import (
     platform_folder,
     read_password,
 )
+from tasks.governance.identity import creator_headers, current_subject, read_sign_in
 from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.files import machine_id, write_atomically
 from tasks.kernel.provenance import code_commit
@@ -196,7 +197,11 @@ def platform_environment(home: Path) -> dict[str, str] | None:
     if endpoint is None:
         return None
     password = read_password(files.folder)
-    return client_settings(home, endpoint.api_url, password, endpoint.ui_url)
+    found = client_settings(home, endpoint.api_url, password, endpoint.ui_url)
+    if read_sign_in(home):  # runs that this command starts are its subject's
+        told = creator_headers(current_subject(home).name)
+        found["PREFECT_CLIENT_CUSTOM_HEADERS"] = json.dumps(told)
+    return found
 
 
 def running_platform(home: Path) -> dict[str, str]:

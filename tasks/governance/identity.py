@@ -6,12 +6,14 @@ everything. With it a name counts that a verified token says, and nothing that w
 who may write the state folder can change that file: it is closed to others, see the threat model.
 """
 
+import base64
 import getpass
 import json
 import os
 import ssl
 import time
 import urllib.request
+import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
 from tasks.kernel.files import locked, private_folder, read_yaml, write_atomically
 from tasks.kernel.location import is_loopback
 from tasks.kernel.values import Contract, checked
@@ -37,6 +39,7 @@ ISSUER_TIMEOUT_S = 5
 MAX_TOKEN_BYTES, MAX_ANSWER_BYTES = 8 * 2**10, 2**20
 CONTROLLER = "service:controller"
 """Trains where no person did: on a schedule, or because the controller decided so."""
+CREATORS = uuid.UUID("6f1f1f39-3c0c-5a0e-9a2b-0d5f0e9a7c11")
 TOKEN_FILE = "FALAJ_TOKEN_FILE"
 
 
@@ -118,14 +121,15 @@ class Subject:
     """Who acts.
 
     Attributes:
-        is_owner: the machine's user, where nobody signs in: has all roles, and no duty binds.
+        is_bound: False for the machine's user where nobody signs in, and for who broke the glass:
+            no duty binds them.
     """
 
     name: str
     tenant: str
     roles: tuple[str, ...]
     use_cases: tuple[str, ...]
-    is_owner: bool = False
+    is_bound: bool = True
 
 
 def sign_in_file(home: Path) -> Path:
@@ -155,14 +159,14 @@ def owner() -> Subject:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container may run under a number without a name
         name = str(os.getuid())
-    return Subject(name, "", ROLES, (EVERY,), is_owner=True)
+    return Subject(name, "", ROLES, (EVERY,), is_bound=False)
 
 
 def current_subject(home: Path, environment: Mapping[str, str] | None = None) -> Subject:
     """Who gives the command that this process carries out.
 
     Raises:
-        ConfigurationError: people sign in here and nobody has, or the token is not good.
+        AccessError: people sign in here and nobody has, or the token is not good.
         TransientError: the issuer does not answer.
     """
     config = read_sign_in(home)
@@ -172,13 +176,13 @@ def current_subject(home: Path, environment: Mapping[str, str] | None = None) ->
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(
+        raise AccessError(
             f"{file} holds no token ({type(exc).__name__}), and this installation wants to know "
             f"who acts; run `falaj login`, or name a file in {TOKEN_FILE}. Nothing was done"
         ) from exc
     subject = verified(token, config)
     if subject.name in switched_off(home):
-        raise ConfigurationError(f"the account {subject.name} is switched off. Nothing was done")
+        raise AccessError(f"the account {subject.name} is switched off. Nothing was done")
     return subject
 
 
@@ -195,7 +199,7 @@ def keep_token(token: str, config: SignIn, environment: Mapping[str, str]) -> Su
     """Keep a verified token for later commands, mode 600; returns whose it is.
 
     Raises:
-        ConfigurationError: the token is not good.
+        AccessError: the token is not good.
         TransientError: the issuer does not answer.
     """
     subject, file = verified(token, config), token_file(config, environment)
@@ -208,7 +212,7 @@ def verified(token: str, config: SignIn) -> Subject:
     """The subject of a token: signature, issuer, audience and times are checked (RFC 8725).
 
     Raises:
-        ConfigurationError: the token is not good.
+        AccessError: the token is not good.
         TransientError: the issuer does not answer.
     """
     import jwt
@@ -219,11 +223,11 @@ def verified(token: str, config: SignIn) -> Subject:
 
     refused = "the token was refused: {}. Run `falaj login` for a new one. Nothing was done"
     if len(token) > MAX_TOKEN_BYTES:
-        raise ConfigurationError(refused.format("it is too long"))
+        raise AccessError(refused.format("it is too long"))
     try:
         header = jwt.get_unverified_header(token)
         if header.get("alg") not in ALGORITHMS:
-            raise ConfigurationError(refused.format(f"its algorithm is {header.get('alg')!r}"))
+            raise AccessError(refused.format(f"its algorithm is {header.get('alg')!r}"))
         key = Keys(str(discovered(config)["jwks_uri"])).get_signing_key_from_jwt(token)
         claims = jwt.decode(
             token,
@@ -235,9 +239,9 @@ def verified(token: str, config: SignIn) -> Subject:
             options={"require": ["exp", "iat", "iss", "aud"]},
         )
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
-        raise ConfigurationError(refused.format(exc)) from exc
+        raise AccessError(refused.format(exc)) from exc
     if problem := session_over(claims, config):
-        raise ConfigurationError(refused.format(problem))
+        raise AccessError(refused.format(problem))
     return subject_of(claims, config)
 
 
@@ -253,12 +257,12 @@ def subject_of(claims: Mapping[str, Any], config: SignIn) -> Subject:
     """Who the claims of a verified token name.
 
     Raises:
-        ConfigurationError: they name nobody, or no tenant.
+        AccessError: they name nobody, or no tenant.
     """
     name, tenant = claims.get(config.name_claim), claims.get(config.tenant_claim)
     for claim, value in ((config.name_claim, name), (config.tenant_claim, tenant)):
         if not isinstance(value, str) or not value or value.startswith("service:"):
-            raise ConfigurationError(f"the token's claim {claim} names nobody. Nothing was done")
+            raise AccessError(f"the token's claim {claim} names nobody. Nothing was done")
     roles, use_cases = (_words(claims.get(c)) for c in (config.roles_claim, config.use_cases_claim))
     if claims.get(config.use_cases_claim) == "":  # said, and narrowed to none
         use_cases = (EVERY,)
@@ -308,6 +312,17 @@ def fetch_json(url: str, config: SignIn) -> Any:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *arguments: Any, **_: Any) -> None:
         return None
+
+
+def creator_headers(name: str) -> dict[str, str]:
+    """What Prefect keeps as the creator of a run; the door lets nobody else send it."""
+    told = base64.b64encode(name.encode()).decode()
+    return {"prefect-automation-id": creator_id(name), "prefect-automation-name": told}
+
+
+def creator_id(name: str) -> str:
+    """What is kept beside a creator's name, so that no automation is taken for a person."""
+    return str(uuid.uuid5(CREATORS, name))
 
 
 def denied_file(home: Path) -> Path:
