@@ -203,7 +203,7 @@ def keep_token(token: str, config: SignIn, environment: Mapping[str, str]) -> Su
         TransientError: the issuer does not answer.
     """
     subject, file = verified(token, config), token_file(config, environment)
-    private_folder(file.parent)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(file, token + "\n", private=True)
     return subject
 
