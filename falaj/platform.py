@@ -5,6 +5,7 @@ A key is printed once, alone on standard output.
 
 import json
 import os
+import secrets
 import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
@@ -15,13 +16,15 @@ import yaml
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
+from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown, acting
 from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles, platform_environment
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
+from tasks.governance.identity import switch
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
+from tasks.kernel.keys.choice import own_openbao
 
 Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
@@ -85,6 +88,8 @@ def up(
     if serving_replicas:
         given |= _fixed(serving_replicas, **kept.get("scaling", {}))
     full = read_config(Path(chosen) if chosen else None, given, kept)
+    if full.openbao:
+        require_extras("server")
     # The supervisor outlives this command, and with it the command's folder of temporary files.
     environment = {**os.environ, "TMPDIR": str(Path(tempfile.gettempdir()).parent)}
     try:
@@ -649,8 +654,84 @@ def revoke(id: str, /, *, file: File = None, dry_run: DryRun = False, context: H
     return Shown(_facts(key, now), [f"key {key.id} of {key.subject} is refused from now on"])
 
 
+accounts = App(name="accounts")
+
+
+@accounts.command
+def add(
+    name: str,
+    /,
+    *,
+    role: list[Literal["viewer", "operator", "approver", "admin", "auditor"]],
+    tenant: str = "",
+    use_case: tuple[str, ...] = (),
+    context: Here,
+) -> Shown:
+    """Let somebody sign in, or change what they may; the new password is printed once.
+
+    Args:
+        name: Of the person.
+        role: What they may; may be repeated.
+        tenant: Whose use cases they see (default: all).
+        use_case: May be repeated (default: all of the tenant's).
+
+    Examples:
+        falaj accounts add amal --role approver --tenant red
+    """
+    from infra.platform.openbao import add_account, program
+    from tasks.governance.journal import Journal
+
+    acting(context.settings, "administer", None)
+    password = secrets.token_urlsafe(18)
+    facts = {"tenant": tenant, "use_cases": ",".join(use_case)}
+    subject = {"account": name, "roles": role, **facts}
+    with Journal(context.home / "audit").recorded("add-account", subject=subject):
+        add_account(program(context.home, "accounts"), name, password, role, **facts)
+        switch(context.home, [name], name, off=False)
+    sys.stderr.write(f"account {name}; its password is not shown again\n")
+    return Shown({"name": name, "password": password}, [password])
+
+
+@accounts.command
+def disable(name: str, /, *, context: Here) -> Shown:
+    """Refuse somebody at once; `add` lets them in again.
+
+    Args:
+        name: Of the person.
+
+    Examples:
+        falaj accounts disable amal
+    """
+    from infra.platform.openbao import disable_account, program
+    from tasks.governance.journal import Journal
+
+    by = acting(context.settings, "administer", None).name
+    with Journal(context.home / "audit").recorded("disable-account", subject={"account": name}):
+        switch(context.home, [name], by, off=True)  # its tokens are good for some minutes yet
+        disable_account(program(context.home, "accounts"), name)
+    return Shown({"name": name}, [f"{name} is refused from now on"])
+
+
+@accounts.command(name="list")
+def list_accounts(*, context: Here) -> Shown:
+    """List people who can sign in, or could.
+
+    Examples:
+        falaj accounts list
+    """
+    from infra.platform import openbao
+
+    found = openbao.accounts(openbao.program(context.home, "accounts"))
+    lines = [
+        f"{each['name']:<16} {'disabled' if each['disabled'] else ' '.join(each['roles']):<24} "
+        f"{each['tenant'] or 'all tenants'} {each['use_cases']}".rstrip()
+        for each in found
+    ]
+    return Shown(found, lines or ["nobody; falaj accounts add"])
+
+
 def certificates(*, host: list[str], context: Here) -> Shown:
-    """Issue a certificate of a private authority.
+    """Issue a certificate of a private authority: of OpenBao's for 30 days, where that runs.
 
     Args:
         host: Name or address of clients; may be repeated.
@@ -658,11 +739,15 @@ def certificates(*, host: list[str], context: Here) -> Shown:
     Examples:
         falaj certificates --host localhost
     """
+    from infra.platform.openbao import issue_certificate, program
     from serving.security.certificates import ensure_authority, ensure_certificate, expires_at
 
     folder = context.home / CERTIFICATES
-    authority = ensure_authority(folder, "authority")
-    pair = ensure_certificate(folder, "server", authority, host, "server")
+    if own_openbao(context.home):
+        pair, authority = issue_certificate(program(context.home, "platform"), folder, host)
+    else:
+        authority = ensure_authority(folder, "authority")
+        pair = ensure_certificate(folder, "server", authority, host, "server")
     until = expires_at(pair.certificate)
     lines = [
         f"certificate  {pair.certificate} (until {until:%Y-%m-%d})",

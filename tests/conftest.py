@@ -12,7 +12,8 @@ from xdist.scheduler import LoadFileScheduling
 
 pytest.register_assert_rewrite("tests.support")
 
-# The first line's names are fixtures for all folders.
+# The first lines' names are fixtures for all folders.
+from tests.support.services.openbao import openbao  # noqa: E402, F401
 from tests.support.services.prefect_platform import on_prefect, prefect_api  # noqa: E402, F401
 from tests.support.suite import examples, resume  # noqa: E402
 

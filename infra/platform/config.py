@@ -32,6 +32,7 @@ PORTS = {
     "serving_grpc": "serving_grpc_port",
 }
 """The configuration's field for the port of each service."""
+OPENBAO = "openbao"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -60,6 +61,12 @@ class PlatformConfig(Contract):
     serving_port: Port = Field(default=8000, description="The inference server's; 0: any free.")
     serving_grpc_port: Port = Field(default=8001, description="Its gRPC's; 0: any free.")
     serving: bool = Field(default=True, description="Run the inference server too.")
+    openbao: bool = Field(default=False, description="Run OpenBao: keys, sign-in, certificates.")
+    openbao_port: Port = Field(default=8200, description="Its port, and the next one; 0: any free.")
+    public_openbao_url: str | None = Field(default=None, pattern=r"^https://[^\s@/]+$")
+    """Address of OpenBao for browsers on other machines; it names whom they signed in with."""
+    sign_in_urls: tuple[str, ...] = ()
+    """Addresses of the gateway to which OpenBao sends people who signed in."""
     scaling: dict[str, ScalingRule] = Field(
         default={}, description="What there may be several of: `serving`, or workers by their pool."
     )
@@ -84,6 +91,11 @@ class PlatformConfig(Contract):
             raise ValueError("scaling.serving.least is 0, and nothing would start it again: say 1")
         return self
 
+    @property
+    def ports(self) -> dict[str, str]:
+        """The field for the port of each service that is to run."""
+        return PORTS | ({OPENBAO: "openbao_port"} if self.openbao else {})
+
     def rule(self, group: str) -> ScalingRule:
         """How many there are to be of a group: always one, where nothing else is said."""
         return self.scaling.get(group) or ScalingRule()
@@ -99,9 +111,9 @@ class PlatformConfig(Contract):
 
     @model_validator(mode="after")
     def _different_ports(self) -> Self:
-        chosen = [port for name in PORTS.values() if (port := getattr(self, name))]
+        chosen = [port for name in self.ports.values() if (port := getattr(self, name))]
         if len(set(chosen)) < len(chosen):
-            raise ValueError(f"{', '.join(PORTS.values())} must differ, and are {chosen}")
+            raise ValueError(f"{', '.join(self.ports.values())} must differ, and are {chosen}")
         return self
 
 
@@ -158,7 +170,7 @@ def choose_ports(config: PlatformConfig, files: PlatformFiles) -> dict[str, int]
     before = found.items() if isinstance(found, dict) else ()
     kept = {service: port for service, port in before if isinstance(port, int)}
     chosen: dict[str, int] = {}
-    for service, field in PORTS.items():
+    for service, field in config.ports.items():
         port: int = getattr(config, field) or kept.get(service, 0)
         while getattr(config, field) == 0 and not is_free(config.host, port, chosen.values()):
             with socket.create_server((config.host, 0), family=_family(config.host)) as probe:
@@ -174,7 +186,7 @@ def require_free_ports(config: PlatformConfig) -> None:
     Raises:
         ConfigurationError: a port is taken.
     """
-    for field in PORTS.values():
+    for field in config.ports.values():
         port: int = getattr(config, field)
         if port and not is_free(config.host, port):
             raise ConfigurationError(

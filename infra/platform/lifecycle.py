@@ -37,6 +37,7 @@ from infra.platform.files import (
     supervisor_pid,
 )
 from infra.platform.health import check_copy, check_pins
+from infra.platform.openbao import OpenBaoFiles
 from infra.platform.services import DEPLOYING, STORES, WORKER, resume_pools, store_url
 from infra.platform.supervisor import GRACE_S, rotate, tail
 from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
@@ -229,6 +230,8 @@ def _show_addresses(files: PlatformFiles, config: PlatformConfig) -> None:
         "Password": kept if config.password else "none: every user of this machine has access",
         "Logs": files.logs,
     }
+    if (key := OpenBaoFiles(files.home).recovery).exists():
+        shown["Recovery"] = f"key of OpenBao, shown nowhere: move {key} off this machine"
     if not [*files.home.glob("reports/latest"), *files.home.glob("use_cases/*/reports/latest")]:
         shown["Next"] = "nothing has been trained on this state folder yet. In Prefect's UI:"
         shown[""] = "Deployments, pipeline, Run, Quick run. Drift checks need its model"

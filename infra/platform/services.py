@@ -28,6 +28,7 @@ from infra.orchestration.client import (
     server_settings,
 )
 from infra.orchestration.embedded import free_port
+from infra.platform import openbao
 from infra.platform.api import (
     PROBE_TIMEOUT_S,
     NotFoundError,
@@ -43,6 +44,7 @@ from infra.platform.config import (
     DATABASE_URL,
     MLFLOW_PASSWORD,
     MLFLOW_SECRET,
+    OPENBAO,
     REDIS_URL,
     REPORTS_HOME,
     SERVING,
@@ -69,6 +71,7 @@ from tasks.contracts.serving import address_file, address_files, is_live, is_ser
 from tasks.control.leases.devices import Host, hardware_classes
 from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
 from tasks.kernel.files import is_held, machine_id, make_folder, private_folder, write_atomically
+from tasks.kernel.keys.choice import TOKEN_FILE
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import not_shared, state_identity
@@ -133,6 +136,12 @@ class Plan:
         return PrefectApi(self.endpoint.api_url, self.password, PROBE_TIMEOUT_S)
 
     @property
+    def openbao_url(self) -> str:
+        """Where OpenBao answers, for programs and people."""
+        local = f"https://{_local(self.config.host)}:{self.ports.get(OPENBAO, 0)}"
+        return self.config.public_openbao_url or local
+
+    @property
     def endpoint(self) -> Endpoint:
         """Where all answers; the inference server on loopback, behind the gateway."""
         config, host = self.config, _local(self.config.host)
@@ -171,6 +180,8 @@ def make_services(plan: Plan) -> list[Service]:
     if plan.config.serving:
         found.append(serving_service(plan))
     home = plan.files.home
+    if plan.config.openbao:
+        found.insert(0, openbao_service(plan))
     if GatewayFiles(home).config_file.is_file():  # its owner has described one
         found += gateway_services(plan)
     return found
@@ -198,6 +209,34 @@ def gateway_services(plan: Plan) -> list[Service]:
         restart_when_silent=True,
     )
     return [envoy, door]
+
+
+def openbao_service(plan: Plan) -> Service:
+    """OpenBao; it is up when it is set up too."""
+    files, url = openbao.OpenBaoFiles(plan.files.home), plan.openbao_url
+    is_set_up: set[datetime] = set()
+
+    def are_well(started: datetime) -> bool:
+        if started not in is_set_up:
+            openbao.set_up(files, url, plan.config.sign_in_urls)
+            is_set_up.add(started)
+        return openbao.is_well(files)
+
+    return Service(
+        OPENBAO,
+        openbao.command(files),
+        base_environment(plan.environment),
+        probe=lambda started: bool(_tried(lambda: are_well(started))),
+        restart_when_silent=True,
+        before_start=lambda: openbao.prepare(files, plan.config.host, plan.ports[OPENBAO], url),
+    )
+
+
+def _openbao_token(plan: Plan, name: str) -> dict[str, str]:
+    """The least rights for what a service does, where the platform runs OpenBao."""
+    if not plan.config.openbao:
+        return {}
+    return {TOKEN_FILE: str(openbao.OpenBaoFiles(plan.files.home).secrets / name)}
 
 
 def prefect_service(plan: Plan) -> Service:
@@ -270,7 +309,7 @@ def worker_service(plan: Plan, pool: str, number: int = 0) -> Service:
         (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
         worker_environment(plan),
         probe=_heard_of(plan, pool, name),
-        needs=(SERVER, DEPLOYING),
+        needs=(SERVER, DEPLOYING, *([OPENBAO] if plan.config.openbao else [])),
         # No process of an earlier worker lives, so its unfinished runs have been cut off.
         before_start=lambda: end_cut_off(plan.api, {pool: name}, "its worker was killed"),
     )
@@ -307,6 +346,7 @@ def serving_service(plan: Plan, number: int = 0) -> Service:
             **base_environment(plan.environment),
             **_access_to_state(plan),
             **stores,
+            **_openbao_token(plan, SERVING),
             "FALAJ_HOME": str(plan.files.home),
         },
         probe=lambda _: is_live(address_file(plan.files.home, number)),
@@ -323,7 +363,7 @@ def worker_environment(plan: Plan) -> dict[str, str]:
     }
     api_url = plan.config.api_url or plan.api.url
     client = client_settings(plan.files.home, api_url, plan.password, plan.endpoint.ui_url)
-    return _of_worker(inherited, client)
+    return _of_worker(inherited | _openbao_token(plan, "worker"), client)
 
 
 def _of_worker(inherited: Mapping[str, str], client: dict[str, str]) -> dict[str, str]:
@@ -530,7 +570,7 @@ def make_supervisor(plan: Plan) -> Supervisor:
     return Supervisor(
         files=files,
         children=children,
-        servers=frozenset({SERVER, MLFLOW}),
+        servers=frozenset({SERVER, MLFLOW, OPENBAO}),
         after_workers=after_workers,
         groups=groups,
         on_up=on_up,

@@ -47,6 +47,7 @@ SERVER_NAMES = {
     "database": "FALAJ_DATABASE_URL",
     "redis": "FALAJ_REDIS",
     "registry": "FALAJ_REGISTRY_URL",
+    "keys": "FALAJ_KEYS",
 }
 """What a server's file may name, and the variables for which it stands."""
 NAME_ONE = "begin a project with `falaj init`, or name one: --project PATH, or FALAJ_FEATURE_REPO"
@@ -436,6 +437,11 @@ def drop(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def is_shared(path: Path) -> bool:
+    """Whether machines share this path, since it is of a state folder with a location."""
+    return _place(path)[0] is not None
 
 
 def _place(path: Path) -> tuple[Location | None, str]:

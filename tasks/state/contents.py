@@ -30,9 +30,9 @@ LEDGERS, DATABASES, POINTERS, OTHERS, MODELS, BUILDS = range(6)
 """Order in which files are read. Each is written before what names it, so that is read first."""
 LINKS = {"feature_tables/current": "published", "reports/latest": "newest"}
 """Links of a folder, and the files that say the same in a location."""
-LOCAL = {"prefect", "platform", "serving", "edge", "feast", "keyring"}
+LOCAL = {"prefect", "platform", "serving", "edge", "feast", "keyring", "openbao"}
 """Folders that each machine has for itself, also where state is shared."""
-PRIVATE = {"prefect", "platform", "edge"}
+PRIVATE = {"prefect", "platform", "edge", "openbao"}
 """Those of which nothing is shared."""
 
 
@@ -55,7 +55,8 @@ def belongs(name: str, *, secrets: bool = False) -> bool:
     parts = PurePosixPath(name).parts
     if parts[0] == ARTIFACTS and len(parts) > 3 and not parts[2].startswith("."):
         return parts[3] not in (SHARED, PARTIAL)  # whatever else is in a build is of it
-    if any(part.startswith(".") for part in parts) or parts[0] == SERVER_FILE:
+    # OpenBao is copied by itself, while it runs: `bao operator raft snapshot`.
+    if any(part.startswith(".") for part in parts) or parts[0] in (SERVER_FILE, "openbao"):
         return False
     if name.startswith(WHOLE):
         return parts[-1] != "lock"

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from tasks.kernel.errors import LostKeyError
+from tasks.kernel.errors import ConfigurationError, LostKeyError
 from tasks.kernel.files import locked, private_folder, write_atomically
 from tasks.kernel.keys.store import Signature, id_of
-from tasks.kernel.settings import bring, claim
+from tasks.kernel.settings import bring, claim, is_shared
 
 NONCE_BYTES, KEY_BYTES = 12, 32
 
@@ -45,7 +45,17 @@ class FileKeys:
         return {id_of(pem): pem for pem in found}
 
     def encrypt(self, name: str, data_key: bytes) -> str:
-        """See `KeyStore.encrypt`."""
+        """See `KeyStore.encrypt`.
+
+        Raises:
+            ConfigurationError: machines share the state, and this key would be of this one alone.
+        """
+        if is_shared(self.folder):
+            raise ConfigurationError(
+                f"FALAJ_STATE is set, and the key {name!r} in {self.folder} would be of this "
+                "machine alone: no other one could read what it encrypts. Keep keys in OpenBao, "
+                "and name it: FALAJ_KEYS, or keys: in server.yaml. Nothing was encrypted"
+            )
         key_id, text = self._newest(name, signs=False)
         nonce = os.urandom(NONCE_BYTES)
         sealed = AESGCM(base64.b64decode(text)).encrypt(nonce, data_key, name.encode())

@@ -6,15 +6,18 @@ server is a stand-in, which answers whatever reaches it.
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import pytest
 
+from infra.platform.openbao import set_up
 from serving.security.certificates import ensure_authority, ensure_certificate
 from tasks.governance.identity import switch
 from tests.support.host.processes import wait_until
 from tests.support.services.doors import CLIENT, Gate, running_gate
+from tests.support.services.openbao import CALLBACK, RunningOpenBao
 from tests.support.services.signing import forged_tokens
 
 ALL = ("viewer", "operator", "approver", "auditor", "admin")
@@ -195,6 +198,48 @@ def test_keys_that_the_issuer_takes_back_count_no_more(gate: Gate, client: httpx
 
     wait_until(lambda: status(gate.bearer("viewer")) == 200, "the new key is taken")
     wait_until(lambda: status(old) == 401, "the old key is refused")
+
+
+def test_people_of_openbao_sign_in_and_a_disabled_one_is_out_at_once(
+    openbao: RunningOpenBao, tmp_path: Path
+) -> None:
+    """Some cells with accounts, tokens and the browser's flow of the issuer that Falaj carries."""
+    (tmp_path / "secret").write_text(openbao.oidc["client_secret"])
+    settings = {
+        "issuer": openbao.oidc["issuer"],
+        "client_id": openbao.oidc["client_id"],
+        "client_secret": str(tmp_path / "secret"),
+        "ca_file": str(openbao.files.authority.certificate),
+        "scopes": ["openid", "falaj"],
+        "name_claim": "username",
+        "tenant": "red",
+    }
+    openbao.add("omar", "operator", use_cases="flights")
+    openbao.add("noor", "viewer")
+    openbao.add("zayd", "admin", tenant="blue")
+    with running_gate(tmp_path, servers=False, **settings) as gate, gate.client() as client:
+        for name, method, path, status in (
+            ("omar", "POST", "/features/flights/push", 200),
+            ("omar", "POST", "/features/churn/push", 403),
+            ("omar", "POST", NO_OPERATION, 403),  # for one use case, not the installation
+            ("noor", "POST", "/features/flights/push", 403),
+            ("noor", "GET", "/reports/one/index.html", 200),
+            ("zayd", "GET", "/features/flights/health", 403),
+        ):
+            shown = {"authorization": f"Bearer {openbao.tokens(name)['id_token']}"}
+            assert client.request(method, path, headers=shown).status_code == status, (name, path)
+        come_back = f"{gate.address}/sign-in/callback"
+        set_up(openbao.files, openbao.url, [come_back, CALLBACK])
+        with gate.client() as browser:
+            page = browser.get("/reports/one/index.html", headers={"accept": "text/html"})
+            asked = dict(httpx.URL(page.headers["location"]).params)
+            path = openbao.oidc["issuer"].removeprefix(openbao.url) + "/authorize"
+            told = {"X-Vault-Token": openbao.sign_in("noor")}
+            code = openbao._ask("get", path, params=asked, headers=told)["code"]
+            browser.get("/sign-in/callback", params={"code": code, "state": asked["state"]})
+            assert browser.get("/sign-in/whoami").json()["name"] == "noor"
+            switch(gate.home, ["noor"], "zayd", off=True)
+            assert browser.get("/sign-in/whoami").status_code == 403
 
 
 def test_without_the_door_nothing_passes(gate: Gate, client: httpx.Client) -> None:

@@ -155,9 +155,9 @@ class Gate:
         return [line for line in lines if line.get("action") == action]
 
 
-def write_sign_in(home: Path, issuer: str, **settings: Any) -> None:
+def write_sign_in(home: Path, at: str, /, **settings: Any) -> None:
     (home / "client-secret").write_text(f"{SECRET}\n")
-    described = {"issuer": issuer, "client_id": CLIENT, "client_secret": "client-secret"}
+    described = {"issuer": at, "client_id": CLIENT, "client_secret": "client-secret"}
     (home / "sign-in.yaml").write_text(yaml.safe_dump({**described, **settings}))
 
 

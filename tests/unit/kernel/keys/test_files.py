@@ -1,4 +1,4 @@
-"""Keys in files: what they sign and encrypt, rotated, destroyed, lost and damaged."""
+"""Keys in files: who reads them, lost and damaged ones, and when others are used."""
 
 import stat
 import subprocess
@@ -7,64 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.kernel.errors import LostKeyError, SignatureError
+from tasks.kernel.errors import ConfigurationError, LostKeyError
 from tasks.kernel.keys.choice import key_store
 from tasks.kernel.keys.files import FileKeys
-from tasks.kernel.keys.store import Signature, check_signature
+from tasks.kernel.keys.store import check_signature
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> FileKeys:
     return FileKeys(tmp_path / "keyring")
-
-
-def test_what_was_signed_before_a_rotation_stays_valid(keys: FileKeys) -> None:
-    before = keys.sign("models", b"content")
-    keys.rotate("models")
-    after = keys.sign("models", b"content")
-    assert before.key_id != after.key_id
-    for signature in (before, after):
-        check_signature(keys.public_keys("models"), b"content", signature, "x")
-
-
-def test_other_content_a_changed_signature_and_a_foreign_key_are_refused(
-    keys: FileKeys, tmp_path: Path
-) -> None:
-    signature = keys.sign("models", b"content")
-    trusted = keys.public_keys("models")
-    flipped = Signature(signature.key_id, signature.der[:-1] + bytes([signature.der[-1] ^ 1]))
-    foreign = FileKeys(tmp_path / "other").sign("models", b"content")
-    pretended = Signature(signature.key_id, foreign.der)
-    for content, given in [(b"contend", signature), (b"content", flipped), (b"content", pretended)]:
-        with pytest.raises(SignatureError, match="model 7 is not what the key"):
-            check_signature(trusted, content, given, "model 7")
-    with pytest.raises(SignatureError, match=f"model 7 is signed by the key {foreign.key_id}"):
-        check_signature(trusted, b"content", foreign, "model 7")
-
-
-def test_a_data_key_is_decrypted_after_a_rotation_and_never_after_a_destruction(
-    keys: FileKeys,
-) -> None:
-    encrypted = keys.encrypt("tenant-a", b"k" * 32)
-    keys.rotate("tenant-a")
-    assert keys.decrypt("tenant-a", encrypted) == b"k" * 32
-    assert keys.encrypt("tenant-a", b"k" * 32).split(":")[0] != encrypted.split(":")[0]
-    keys.destroy("tenant-a")
-    keys.encrypt("tenant-a", b"k" * 32)  # a new key
-    with pytest.raises(LostKeyError):
-        keys.decrypt("tenant-a", encrypted)
-
-
-@pytest.mark.parametrize(
-    "spoil", [lambda t: t[:-4] + "AAA=", lambda t: t[:20], lambda _: "", str.upper]
-)
-def test_a_changed_data_key_or_one_of_another_key_is_refused(keys: FileKeys, spoil) -> None:  # type: ignore[no-untyped-def]
-    encrypted = keys.encrypt("tenant-a", b"k" * 32)
-    keys.encrypt("tenant-b", b"k" * 32)
-    with pytest.raises(LostKeyError):
-        keys.decrypt("tenant-a", spoil(encrypted))
-    with pytest.raises(LostKeyError):
-        keys.decrypt("tenant-b", encrypted)
 
 
 def test_only_the_owner_reads_private_keys(keys: FileKeys) -> None:
@@ -101,5 +52,32 @@ def test_processes_that_sign_at_once_make_one_key(keys: FileKeys) -> None:
     assert len(keys.public_keys("models")) == 1
 
 
+def test_no_data_key_is_encrypted_where_machines_share_the_state(
+    keys: FileKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    monkeypatch.setenv("FALAJ_STATE", (tmp_path / "shared").as_uri())
+    with pytest.raises(ConfigurationError, match=r"the key 'tenant-a' .* machine alone"):
+        keys.encrypt("tenant-a", b"k" * 32)
+    assert not (keys.folder / "secrets").exists()
+    signature = keys.sign("models", b"x")  # each machine signs by its own, and trusts those of all
+    check_signature(keys.public_keys("models"), b"x", signature, "x")
+
+
 def test_without_an_address_keys_are_in_the_state_folder(tmp_path: Path) -> None:
     assert key_store(tmp_path, {}) == FileKeys(tmp_path / "keyring")
+
+
+@pytest.mark.parametrize(
+    ("address", "token_file", "seen"),
+    [
+        ("http://keys.example.org:8200", "t", "FALAJ_KEYS is http://keys.example.org:8200"),
+        ("keys.example.org", "t", "FALAJ_KEYS is keys.example.org"),
+        ("https://keys.example.org:8200", "", "FALAJ_KEYS_TOKEN_FILE is not set"),
+    ],
+)
+def test_an_open_address_or_one_without_a_token_is_refused(
+    tmp_path: Path, address: str, token_file: str, seen: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=seen):
+        key_store(tmp_path, {"FALAJ_KEYS": address, "FALAJ_KEYS_TOKEN_FILE": token_file})
