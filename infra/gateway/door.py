@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
@@ -74,8 +73,7 @@ class Door:
         self._home = home
         self._journal = Journal(home / "audit")
         self._config: tuple[object, SignIn | None] = (None, None)
-        self._sessions: OrderedDict[object, None] = OrderedDict()
-        self._refused: OrderedDict[object, tuple[float, int]] = OrderedDict()
+        self._noted: OrderedDict[object, float] = OrderedDict()
         self._lock = threading.Lock()
 
     def decide(self, call: Call) -> tuple[int, str, dict[str, str]]:
@@ -101,15 +99,6 @@ class Door:
             return 403, f"{exc}\n", {}
         except FalajError as exc:  # the journal cannot be written
             return 503, f"{exc}\n", {}
-
-    def caller(self, call: Call) -> Subject:
-        """Who asks.
-
-        Raises:
-            UnknownCallerError: nobody who is known.
-            ConfigurationError: nobody signs in here.
-        """
-        return self._caller(call, self._sign_in())[0]
 
     def _sign_in(self) -> SignIn:
         seen = file_state(sign_in_file(self._home))
@@ -154,30 +143,31 @@ class Door:
     def _note_entry(self, subject: Subject, session: object) -> None:
         """A line when somebody comes with a sign-in that was not seen yet."""
         with self._lock:
-            if session in self._sessions:
-                return
-            who = {"subject": subject.name, "tenant": subject.tenant, "roles": subject.roles}
-            self._journal.append("sign-in", outcome="ok", who=who)
-            self._sessions[session] = None
-            while len(self._sessions) > REMEMBERED:
-                self._sessions.popitem(last=False)
+            if session not in self._noted:
+                who = {"subject": subject.name, "tenant": subject.tenant, "roles": subject.roles}
+                self._journal.append("sign-in", outcome="ok", who=who)
+                self._is_new(session, 0)
 
     def _note_refusal(
         self, call: Call, subject: Subject | None, asked: Asked | None, reason: str
     ) -> None:
-        """A line for a refusal; of equal ones a line a second, with how many they were."""
-        kind = (subject, asked, reason)
+        """A line for a refusal; of equal ones a line a second."""
         with self._lock:
-            noted, count = self._refused.pop(kind, (-REFUSALS_PAUSE_S, 0))
-            due = time.monotonic() - noted >= REFUSALS_PAUSE_S
-            self._refused[kind] = (time.monotonic(), 0) if due else (noted, count + 1)
-            while len(self._refused) > REMEMBERED:
-                self._refused.popitem(last=False)
-        if due:
+            is_new = self._is_new((subject, asked, reason), REFUSALS_PAUSE_S)
+        if is_new:
             facts = _facts(call, subject, asked)
-            self._journal.append(
-                "refuse", outcome="refused", reason=reason, times=count + 1, **facts
-            )
+            self._journal.append("refuse", outcome="refused", reason=reason, **facts)
+
+    def _is_new(self, kind: object, for_s: float) -> bool:
+        """True where it was not noted for so long; what was noted longest ago is forgotten."""
+        noted = self._noted.get(kind)
+        if noted is not None and time.monotonic() - noted < for_s:
+            return False
+        self._noted[kind] = time.monotonic()
+        self._noted.move_to_end(kind)
+        if len(self._noted) > REMEMBERED:
+            self._noted.popitem(last=False)
+        return True
 
 
 def _facts(call: Call, subject: Subject | None, asked: Asked | None) -> dict[str, Any]:
@@ -202,34 +192,26 @@ def door_app(home: Path) -> Starlette:
 
     async def decide(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        path = scope["raw_path"].decode("latin-1").removeprefix("/decide")
-        call = _call(request.method, path, request.headers, await request.body())
+        call = Call(
+            method=request.method,
+            path=scope["raw_path"].decode("latin-1").removeprefix("/decide"),
+            claims=request.headers.get("x-falaj-claims", ""),
+            certificate=request.headers.get("x-forwarded-client-cert", ""),
+            body=await request.body(),
+        )
         status, text, headers = await run_in_threadpool(door.decide, call)
         await PlainTextResponse(text, status, headers)(scope, receive, send)
 
-    def whoami(request: Request) -> Response:
-        found = door.caller(_call("GET", "", request.headers))
-        shown = ("name", "tenant", "roles", "use_cases")
-        return JSONResponse({name: getattr(found, name) for name in shown})
+    def page(request: Request) -> Response:
+        shown = {
+            "/ready": "LIVE",
+            "/sign-in/whoami": request.headers.get("x-falaj-subject"),
+            "/sign-in/token": request.cookies.get("IdToken"),
+        }[request.url.path]
+        return PlainTextResponse(f"{shown or ''}\n", headers={"cache-control": "no-store"})
 
-    def token(request: Request) -> Response:
-        shown = request.cookies.get("IdToken", "")
-        return PlainTextResponse(f"{shown}\n", headers={"cache-control": "no-store"})
-
-    def ready(_: Request) -> Response:
-        return PlainTextResponse("LIVE")
-
-    pages = [
-        Route("/ready", ready),
-        Route("/sign-in/whoami", whoami),
-        Route("/sign-in/token", token),
-    ]
+    pages = [Route(path, page) for path in ("/ready", "/sign-in/whoami", "/sign-in/token")]
     return Starlette(routes=[Mount("/decide", decide), *pages])
-
-
-def _call(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Call:
-    claims, shown = headers.get("x-falaj-claims", ""), headers.get("x-forwarded-client-cert", "")
-    return Call(method, path, claims, shown, body)
 
 
 def run_door(home: Path, folder: Path) -> None:

@@ -19,7 +19,7 @@ from infra.gateway.config import GatewayPlan, Shares
 from serving.config import MAX_HEADER_BYTES
 from serving.interfaces import GRPC_MODEL_HEADER, TRACKS
 from serving.security.certificates import Pair
-from serving.security.config import ISSUER_TIMEOUT_S, LEEWAY_S
+from tasks.governance.identity import ISSUER_TIMEOUT_S, LEEWAY_S
 from tasks.kernel.errors import ConfigurationError
 
 TEMPLATES = jinja2.Environment(

@@ -7,24 +7,25 @@ who may write the state folder can change that file: it is closed to others, see
 """
 
 import base64
-import getpass
 import json
 import os
 import ssl
 import time
+import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import ConfigDict, Field, PositiveInt, field_validator
 
+from tasks.governance.journal import process_identity
 from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
 from tasks.kernel.files import locked, private_folder, read_yaml, write_atomically
 from tasks.kernel.location import is_loopback
@@ -34,9 +35,13 @@ ROLES = ("viewer", "operator", "approver", "auditor", "admin")
 EVERY = "*"
 """Stands for all use cases of the tenant."""
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
+"""Of signatures; which of them, an issuer's key says."""
 LEEWAY_S = 10
+"""Clocks of issuers and servers may differ by this."""
 ISSUER_TIMEOUT_S = 5
+"""For one answer of an issuer."""
 MAX_TOKEN_BYTES, MAX_ANSWER_BYTES = 8 * 2**10, 2**20
+Tenant = Annotated[str, Field(min_length=1)]
 CONTROLLER = "service:controller"
 """Trains where no person did: on a schedule, or because the controller decided so."""
 CREATORS = uuid.UUID("6f1f1f39-3c0c-5a0e-9a2b-0d5f0e9a7c11")
@@ -46,7 +51,7 @@ TOKEN_FILE = "FALAJ_TOKEN_FILE"
 class Program(Contract):
     """What a program is that shows a certificate (mutual TLS)."""
 
-    tenant: str
+    tenant: Tenant
     roles: tuple[str, ...]
     use_cases: tuple[str, ...] = (EVERY,)
 
@@ -76,9 +81,9 @@ class SignIn(Contract):
     roles_claim: str = "roles"
     tenant_claim: str = "tenant"
     use_cases_claim: str = "use_cases"
-    tenant: str = Field(default="falaj", min_length=1)
+    tenant: Tenant = "falaj"
     """Tenant that runs the installation: what is of no single use case is its people's alone."""
-    owners: dict[str, str] = Field(default_factory=dict)
+    owners: dict[str, Tenant] = Field(default_factory=dict)
     programs: dict[str, Program] = Field(default_factory=dict)
     keys_kept_s: PositiveInt = 60
     """Seconds after which the issuer's keys are read again: those taken back count no more."""
@@ -94,12 +99,6 @@ class SignIn(Contract):
         if parts.scheme == "https" or is_loopback(parts.hostname or ""):
             return url
         raise ValueError(f"{url}: expected https, or http on the loopback device")
-
-    @model_validator(mode="after")
-    def _has_a_name_for_each_tenant(self) -> Self:
-        if not all(self.owners.values()):
-            raise ValueError("owners: a use case belongs to a tenant with a name")
-        return self
 
     @property
     def discovery_url(self) -> str:
@@ -155,11 +154,7 @@ def read_sign_in(home: Path) -> SignIn | None:
 
 def owner() -> Subject:
     """The machine's user, who owns the installation where nobody signs in."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
-        name = str(os.getuid())
-    return Subject(name, "", ROLES, (EVERY,), is_bound=False)
+    return Subject(process_identity()["user"], "", ROLES, (EVERY,), is_bound=False)
 
 
 def current_subject(home: Path, environment: Mapping[str, str] | None = None) -> Subject:
@@ -293,25 +288,39 @@ def discovered(config: SignIn) -> dict[str, Any]:
 
 
 def fetch_json(url: str, config: SignIn) -> Any:
-    """An issuer's document; a proxy of the environment is not asked, nor another address.
+    """A document of the issuer of sign-ins.
 
     Raises:
         TransientError: it does not answer.
     """
-    how: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
-    if url.startswith("https:"):
-        context = ssl.create_default_context(cafile=config.ca_file)
-        how.append(urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.build_opener(*how).open(url, timeout=ISSUER_TIMEOUT_S) as answer:
-            return json.loads(answer.read(MAX_ANSWER_BYTES))
-    except (OSError, ValueError) as exc:
+        return json.loads(fetch(url, config.ca_file))
+    except (OSError, HTTPException, ValueError) as exc:
         raise TransientError(f"the issuer at {url} does not answer as one: {exc}") from exc
 
 
+def fetch(url: str, ca_file: Path | None) -> bytes:
+    """What an issuer publishes; a proxy of the environment is not asked: loopback needs none.
+
+    Raises:
+        OSError: it is not to be had, is too long, or the issuer sends elsewhere for it.
+    """
+    how: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
+    if url.startswith("https:"):
+        context = ssl.create_default_context(cafile=ca_file)
+        how.append(urllib.request.HTTPSHandler(context=context))
+    with urllib.request.build_opener(*how).open(url, timeout=ISSUER_TIMEOUT_S) as answer:
+        content: bytes = answer.read(MAX_ANSWER_BYTES + 1)
+    if len(content) > MAX_ANSWER_BYTES:
+        raise OSError(f"{url} answered with more than {MAX_ANSWER_BYTES} bytes")
+    return content
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Documents come from the address that was configured, and from no other."""
+
     def redirect_request(self, *arguments: Any, **_: Any) -> None:
-        return None
+        raise urllib.error.URLError("the issuer sends elsewhere; name that address")
 
 
 def creator_headers(name: str) -> dict[str, str]:
@@ -346,15 +355,12 @@ def switched_off(home: Path) -> Mapping[str, Mapping[str, str]]:
         raise ConfigurationError(f"{file} cannot be read, so nobody is let in: {exc}") from exc
 
 
-def switch(home: Path, names: Iterable[str], by: str, *, off: bool) -> None:
+def switch(home: Path, names: Collection[str], by: str, *, off: bool) -> None:
     """Switch accounts off, from the next request on; or on again."""
     file = denied_file(home)
     private_folder(file.parent)
+    facts = {"by": by, "since": datetime.now(UTC).isoformat()}
     with locked(file.with_suffix(".lock")):
-        denied = dict(switched_off(home))
-        for name in names:
-            with suppress(KeyError):
-                del denied[name]
-            if off:
-                denied[name] = {"by": by, "since": datetime.now(UTC).isoformat()}
+        denied = {name: f for name, f in switched_off(home).items() if name not in names}
+        denied |= dict.fromkeys(names if off else (), facts)
         write_atomically(file, json.dumps(denied, indent=1) + "\n", private=True)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tasks.governance.access import Asked, access_table
 from tasks.governance.identity import ROLES, SignIn, Subject
+from tasks.kernel.settings import PROJECT_ROOT
 
 ACTIONS = {
     "viewer": {"read"},
@@ -124,3 +125,12 @@ def test_nothing_is_written_to_mlflow_through_the_door() -> None:
             found = TABLE.asked(method, path)
             assert found is None or looks.fullmatch(rule.rule), (method, path)
             assert found is None or found.action == "read"
+
+
+def test_the_page_shows_the_table() -> None:
+    text = (PROJECT_ROOT / "docs" / "explanation" / "security.md").read_text()
+    head, _, *rows = [line for line in text.splitlines() if line.startswith("|")][:7]
+    actions = [word.strip() for word in head.split("|")[2:-1]]
+    for row in rows:
+        role, *cells = (word.strip() for word in row.split("|")[1:-1])
+        assert {a for a, cell in zip(actions, cells, strict=True) if cell == "yes"} == ACTIONS[role]
