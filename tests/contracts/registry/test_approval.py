@@ -4,7 +4,9 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Literal
+from uuid import uuid4
 
+import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from flows.promotion import signed_in_answer
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
-from tasks.governance.identity import TOKEN_FILE
+from tasks.governance.identity import CONTROLLER, TOKEN_FILE, creator_headers
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import AccessError, RegistryError
 from tasks.kernel.settings import Settings
@@ -24,8 +26,10 @@ from tasks.registry.candidate import note_trainer
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tasks.registry.mlflow_registry import held_registry
 from tasks.registry.promotion import answer_and_promote, find_champion_state, open_question
+from tasks.registry.task import _trainer
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.services.doors import Provider, provider, write_sign_in
+from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
@@ -295,6 +299,33 @@ def test_who_trained_cannot_approve_and_another_can(world: World, people: Provid
         )
         assert main(["models", "approve", NAME, "1"]) == code
     assert tags(world)["approver"] == "ali"
+
+
+def test_who_trained_is_who_started_the_run_or_the_controller(
+    prefect_api: PrefectApi, world: World, people: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect keeps the door's headers; an automation of the same name is no person."""
+    monkeypatch.setenv("FALAJ_HOME", str(world.home))
+    (world.home / "token").write_text(people.token("operator", sub="ana"))
+    of_omar = creator_headers("omar")
+    of_automation = of_omar | {"prefect-automation-id": str(uuid4())}
+    user, _, password = str(prefect_api.auth_string).partition(":")
+    known = {"base_url": f"{prefect_api.url}/", "auth": (user, password)}
+    with prefect_api.in_process(), httpx.Client(**known) as client:  # type: ignore[arg-type]
+        flow = client.post("flows/", json={"name": "pipeline"}).json()["id"]
+        described = {"name": "pipeline", "flow_id": flow}
+        deployment = client.post("deployments/", json=described).json()["id"]
+        start = f"deployments/{deployment}/create_flow_run"
+        for path, headers, who in (
+            (start, of_omar, "omar"),
+            (start, of_automation, CONTROLLER),
+            (start, {}, CONTROLLER),
+            ("flow_runs/", {}, "ana"),  # a command's own process
+        ):
+            asked = {"flow_id": flow} if path == "flow_runs/" else {}
+            run = client.post(path, json=asked, headers=headers).json()["id"]
+            monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ROOT_FLOW_RUN_ID", run)
+            assert _trainer() == who
 
 
 def test_an_admin_breaks_the_glass_to_approve(world: World, people: Provider) -> None:
