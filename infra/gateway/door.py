@@ -18,6 +18,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 
 from infra.gateway.config import DOOR_SOCKET
 from infra.orchestration.client import platform_folder, read_password
+from infra.platform.config import MLFLOW_SECRET
 from tasks.governance.access import Asked, access_table
 from tasks.governance.identity import (
     SignIn,
@@ -45,7 +47,7 @@ from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.files import file_state, private_folder
 
 ADMIN_TOKEN = Path("serving") / "secrets" / "admin-token"
-MLFLOW_SECRET = "mlflow-secret"
+NAMES = " @.+:"  # besides letters; others have no place in a header
 REMEMBERED, REFUSALS_PAUSE_S = 10_000, 1.0
 RESUMED = re.compile(r"/api/flow_runs/([^/]+)/resume")
 CERTIFICATE = re.compile(r'Subject="((?:[^"\\]|\\.)*)"')
@@ -125,7 +127,10 @@ class Door:
 
     def _headers(self, subject: Subject, asked: Asked) -> dict[str, str]:
         """For the server behind: its own key, and who asks."""
-        folder, found = platform_folder(self._home), {"x-falaj-subject": subject.name}
+        folder, found = (
+            platform_folder(self._home),
+            {"x-falaj-subject": quote(subject.name, safe=NAMES)},
+        )
         password = None
         if asked.service == "prefect":
             password = read_password(folder)
@@ -205,7 +210,7 @@ def door_app(home: Path) -> Starlette:
     def page(request: Request) -> Response:
         shown = {
             "/ready": "LIVE",
-            "/sign-in/whoami": request.headers.get("x-falaj-subject"),
+            "/sign-in/whoami": unquote(request.headers.get("x-falaj-subject", "")),
             "/sign-in/token": request.cookies.get("IdToken"),
         }[request.url.path]
         return PlainTextResponse(f"{shown or ''}\n", headers={"cache-control": "no-store"})
