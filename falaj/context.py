@@ -19,6 +19,8 @@ from tasks.kernel.errors import ConfigurationError
 if TYPE_CHECKING:
     from tasks.contracts.base import TimeWindow
     from tasks.contracts.clock import ClockConfig
+    from tasks.governance.access import Action
+    from tasks.governance.identity import Subject
     from tasks.kernel.settings import Settings
 
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_NOT_RUNNING, EXIT_DATA = 1, 2, 3, 4
@@ -233,14 +235,28 @@ def required_window(window: TimeWindow | None, command: str) -> TimeWindow:
     return window
 
 
+def acting(
+    settings: Settings, action: Action, typed: str | None, break_glass: str | None = None
+) -> Subject:
+    """Who gives this command, after it was seen that they may; see `duties.acting`."""
+    from tasks.governance import duties
+
+    try:
+        use_case = settings.use_case
+    except ConfigurationError:  # without a project, it is a thing of the whole installation
+        use_case = None
+    return duties.acting(settings.home, action, use_case, typed, break_glass)
+
+
 def recorded_act(
-    settings: Settings, action: str, person: str, said: str, **subject: str
+    settings: Settings, action: str, person: Subject, said: str, **subject: str
 ) -> AbstractContextManager[dict[str, Any]]:
     """What a person does to a model: a line of the journal when the block ends."""
-    from tasks.governance.journal import Journal, process_identity
+    from tasks.governance.duties import who
+    from tasks.governance.journal import Journal
 
-    who = {**process_identity(), "subject": person}
-    return Journal(settings.home / "audit").recorded(action, said=said, subject=subject, who=who)
+    journal = Journal(settings.home / "audit")
+    return journal.recorded(action, said=said, subject=subject, who=who(person))
 
 
 Here = Annotated[Context, Parameter(parse=False)]
@@ -248,7 +264,14 @@ Moment = Annotated[datetime, Parameter(converter=_moment)]
 Start = Annotated[Moment, Parameter(help=f"First moment of the window, such as {MOMENT}.")]
 End = Annotated[Moment, Parameter(help="First moment after the window.")]
 Last = Annotated[timedelta, Parameter(help="The newest so long instead, such as 7d or 24h.")]
-Approver = Annotated[str, Parameter(help="Who decides, for the record.")]
+Approver = Annotated[
+    str | None,
+    Parameter(help="Who decides, for the record (default: who is signed in, or the user)."),
+]
+BreakGlass = Annotated[
+    str | None,
+    Parameter(name="--break-glass", help="Why an admin does what the duties forbid; all see it."),
+]
 Comment = Annotated[str, Parameter(help="Why, for the record.")]
 DryRun = Annotated[
     bool,

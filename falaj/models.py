@@ -9,8 +9,21 @@ from typing import Any, Literal
 from cyclopts import App
 from cyclopts.types import PositiveInt
 
-from falaj.context import Approver, Comment, Context, DryRun, Here, Shown, recorded_act, row
+from falaj.context import (
+    Approver,
+    BreakGlass,
+    Comment,
+    Context,
+    DryRun,
+    Here,
+    Shown,
+    acting,
+    recorded_act,
+    row,
+)
 from tasks.contracts.release import PromotionDecision
+from tasks.governance.duties import check_approver
+from tasks.governance.identity import Subject
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.settings import Settings
 from tasks.kernel.values import checked
@@ -20,6 +33,7 @@ from tasks.registry.mlflow_registry import (
     CANDIDATE,
     CHAMPION,
     DECISION_TAG,
+    TRAINED_BY_TAG,
     RegisteredVersion,
     Registry,
 )
@@ -180,16 +194,19 @@ def approve(
     version: int,
     /,
     *,
-    approver: Approver,
+    approver: Approver = None,
     comment: Comment = "",
+    break_glass: BreakGlass = None,
     dry_run: DryRun = False,
     context: Here,
 ) -> Shown:
     """Let a candidate that awaits approval become the champion, through all gates.
 
     The answer replaces an earlier one and counts after the deadline too: it is given on purpose.
+    Where people sign in, who trained the version cannot approve it.
 
     Raises:
+        AccessError: who acts may not approve this version.
         ConfigurationError: the approver or the comment cannot be recorded.
         RegistryError: nobody was asked about this version, or it is not there.
         PromotionRefusedError: approved, and a gate is closed by now; the alias was not moved.
@@ -200,12 +217,15 @@ def approve(
     """
     if dry_run:
         return _judge_question(model, version, context.settings)
-    return _answer("approve", model, version, approver, comment, context)
+    subject = acting(context.settings, "approve", approver, break_glass)
+    registered = Registry(RegistryLocation.of(context.settings)).version(model, version)
+    check_approver(subject, registered.tags.get(TRAINED_BY_TAG), str(registered))
+    return _answer("approve", model, version, subject, comment, context, break_glass)
 
 
 @app.command
 def reject(
-    model: str, version: int, /, *, approver: Approver, comment: Comment = "", context: Here
+    model: str, version: int, /, *, approver: Approver = None, comment: Comment = "", context: Here
 ) -> Shown:
     """Reject a candidate that awaits approval; it is not asked about again.
 
@@ -216,26 +236,28 @@ def reject(
     Examples:
         falaj models reject flight-delay 3 --approver Ana
     """
-    return _answer("reject", model, version, approver, comment, context)
+    subject = acting(context.settings, "approve", approver)
+    return _answer("reject", model, version, subject, comment, context)
 
 
 def _answer(
     decision: Literal["approve", "reject"],
     model: str,
     version: int,
-    approver: str,
+    subject: Subject,
     comment: str,
     context: Context,
+    break_glass: str | None = None,
 ) -> Shown:
     """Record the answer, decide through the gates, and let the run resume that asks."""
     settings, now = context.settings, datetime.now(UTC)
-    given = {"decision": decision, "approver": approver, "comment": comment, "given": now}
+    given = {"decision": decision, "approver": subject.name, "comment": comment, "given": now}
     answer = checked(Answer, given, "the answer", "Nothing was recorded")
     location = RegistryLocation.of(settings)
     named = {"model": model, "version": f"version {version}"}
-    with recorded_act(settings, "answer-promotion", answer.approver, decision, **named):
+    with recorded_act(settings, "answer-promotion", subject, decision, **named):
         made = answer_and_promote(model, version, answer, location, settings.store, digest=None)
-    lines = _resume_run(model, version, settings)
+    lines = _resume_run(model, version, settings, break_glass and (subject.name, break_glass))
     if answer.decision == "approve":
         _check_promoted(made)
     return Shown(made, [row("Model", outcome(made)), *lines])
@@ -267,8 +289,14 @@ def _check_promoted(decision: PromotionDecision) -> None:
         )
 
 
-def _resume_run(model: str, version: int, settings: Settings) -> list[str]:
-    """Let the run that asks resume, where a platform runs; the answer is kept either way."""
+def _resume_run(
+    model: str, version: int, settings: Settings, broken: tuple[str, str] | str | None
+) -> list[str]:
+    """Let the run that asks resume, where a platform runs; the answer is kept either way.
+
+    Args:
+        broken: who broke the glass for it, and why; its subscribers are told.
+    """
     from infra.platform.files import platform_environment
 
     found = platform_environment(settings.home)
@@ -277,9 +305,11 @@ def _resume_run(model: str, version: int, settings: Settings) -> list[str]:
     os.environ.update(found or {})
     import httpx
 
-    from flows.promotion import settle_waiting_runs
+    from flows.promotion import announce_broken_glass, settle_waiting_runs
 
     try:
+        if broken:
+            announce_broken_glass(model, version, *broken)
         number = settle_waiting_runs(model, version)
     except httpx.HTTPError as exc:
         return [
@@ -299,7 +329,7 @@ def withdraw(
     /,
     *,
     reason: str,
-    approver: Approver,
+    approver: Approver = None,
     dry_run: DryRun = False,
     context: Here,
 ) -> Shown:
@@ -312,27 +342,29 @@ def withdraw(
         approver: Who decides, for the record.
 
     Raises:
-        ConfigurationError: the reason or the name is none, or a release of the model is open.
+        AccessError: who acts may not.
+        ConfigurationError: the reason is none, or a release of the model is open.
         RegistryError: there is no such version.
 
     Examples:
         falaj models withdraw flight-delay 3 --reason "knows the label" --approver Ana --dry-run
     """
-    settings, reason, approver = context.settings, reason.strip(), approver.strip()
-    if not reason or not approver or len(reason) > LONGEST_REASON:
+    settings, reason = context.settings, reason.strip()
+    if not 0 < len(reason) <= LONGEST_REASON:
         raise ConfigurationError(
-            f"--reason has {len(reason)} characters and --approver {len(approver)}; expected a "
-            f"reason of 1 to {LONGEST_REASON} and a name. Nothing was changed"
+            f"--reason has {len(reason)} characters; expected 1 to {LONGEST_REASON}. Nothing was "
+            "changed"
         )
+    subject = acting(settings, "approve", approver)
     _check_no_release(model, settings)
     if dry_run:
         found, registry = find_version(model, version, context)
         facts = version_facts(found, registry)
         return Shown(facts, [_version_line(facts), "would be withdrawn. Nothing was changed"])
     named = {"model": model, "version": f"version {version}"}
-    with recorded_act(settings, "withdraw-version", approver, reason, **named):
+    with recorded_act(settings, "withdraw-version", subject, reason, **named):
         location = RegistryLocation.of(settings)
-        record = withdraw_version(model, version, reason, approver, location, datetime.now(UTC))
+        record = withdraw_version(model, version, reason, subject.name, location, datetime.now(UTC))
     left = (
         f"version {record.champion.version}"
         if record.champion

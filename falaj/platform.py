@@ -16,12 +16,13 @@ import yaml
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
+from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown, acting
 from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles, platform_environment
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
 from tasks.governance.handling import Placement, addresses
+from tasks.governance.identity import switch
 from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
@@ -451,6 +452,19 @@ def run(*, context: Here) -> int:
 
 
 @gateway.command
+def door(*, context: Here) -> None:
+    """Be the door of the listener `platform`: say who may pass. The platform starts it itself.
+
+    Examples:
+        falaj gateway door
+    """
+    from infra.gateway.config import GatewayFiles
+    from infra.gateway.door import run_door
+
+    run_door(context.home, GatewayFiles(context.home).folder)
+
+
+@gateway.command
 def check(*, context: Here) -> Shown:
     """Check the configuration, and change nothing that runs.
 
@@ -676,11 +690,13 @@ def add(
     from infra.platform.openbao import add_account, program
     from tasks.governance.journal import Journal
 
+    acting(context.settings, "administer", None)
     password = secrets.token_urlsafe(18)
     facts = {"tenant": tenant, "use_cases": ",".join(use_case)}
     subject = {"account": name, "roles": role, **facts}
     with Journal(context.home / "audit").recorded("add-account", subject=subject):
         add_account(program(context.home, "accounts"), name, password, role, **facts)
+        switch(context.home, [name], name, off=False)
     sys.stderr.write(f"account {name}; its password is not shown again\n")
     return Shown({"name": name, "password": password}, [password])
 
@@ -698,7 +714,9 @@ def disable(name: str, /, *, context: Here) -> Shown:
     from infra.platform.openbao import disable_account, program
     from tasks.governance.journal import Journal
 
+    by = acting(context.settings, "administer", None).name
     with Journal(context.home / "audit").recorded("disable-account", subject={"account": name}):
+        switch(context.home, [name], by, off=True)  # its tokens are good for some minutes yet
         disable_account(program(context.home, "accounts"), name)
     return Shown({"name": name}, [f"{name} is refused from now on"])
 

@@ -11,10 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from falaj.context import Approver, Comment, DryRun, Here, Last, Moment, Shown, recorded_act, row
+from falaj.context import (
+    Approver,
+    BreakGlass,
+    Comment,
+    DryRun,
+    Here,
+    Last,
+    Moment,
+    Shown,
+    acting,
+    recorded_act,
+    row,
+)
 from flows.config import read_pipeline_config
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
+from tasks.governance.duties import agreed_by_two
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.values import in_utc
 from tasks.release.ledger import ReleaseLedger
@@ -22,6 +35,8 @@ from tasks.release.ledger import ReleaseLedger
 if TYPE_CHECKING:
     from tasks.contracts.rollout import Entry
     from tasks.control.retraining.records import Decision
+    from tasks.governance.identity import Subject
+    from tasks.kernel.settings import Settings
     from tasks.release.records import ByHand, Release
     from tasks.release.rollout import Releasing
 
@@ -79,25 +94,29 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., Shown]:
         model: Model = None,
         /,
         *,
-        approver: Approver,
+        approver: Approver = None,
         comment: Comment = "",
+        break_glass: BreakGlass = None,
         dry_run: DryRun = False,
         context: Here,
     ) -> Shown:
         from flows.release import RegistryChampions, release_config, traffic_of
         from tasks.release.rollout import Releasing, check_name
 
-        check_name(approver)
         config, settings = read_pipeline_config(context.settings.feature_repo), context.settings
         name, ledger = model or config.registry.model_name, ReleaseLedger(settings.metadata_url)
         releasing = Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
         if dry_run:
             return _without_acting(releasing, name, wish)
-        with recorded_act(settings, "change-release", approver, wish.replace("_", ""), model=name):
+        subject = acting(settings, "approve", approver, break_glass)
+        check_name(subject.name)
+        if waits := _waits_for_second(releasing, name, wish, subject, settings):
+            return waits
+        with recorded_act(settings, "change-release", subject, wish.replace("_", ""), model=name):
             if wish == "start":
-                release = releasing.begin(name, release_config(config), approver, comment)
+                release = releasing.begin(name, release_config(config), subject.name, comment)
             else:
-                release = releasing.act_by_hand(name, wish, approver, comment)
+                release = releasing.act_by_hand(name, wish, subject.name, comment)
         return _shown(release, ledger.entries(release.release_id))
 
     verb = f"falaj release {wish.replace('_', '')} --approver Ana"
@@ -107,6 +126,21 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., Shown]:
 
 for _wish, _purpose in ACTS.items():
     app.command(_act(_wish), name=_wish.replace("_", ""), help=_purpose)
+
+
+def _waits_for_second(
+    releasing: Releasing, model: str, wish: str, subject: Subject, settings: Settings
+) -> Shown | None:
+    """What is shown where traffic would move on and a second person has not agreed yet."""
+    if wish not in ("start", "promote"):  # to hold and to go back, one is enough
+        return None
+    release = releasing.ledger.open_release(model)
+    on = f"{release.release_id} step {release.step}" if release else "none"
+    about = {"model": model, "version": str(releasing.champions.champion(model)), "release": on}
+    if agreed_by_two(settings.home, subject, "release", {"act": wish, **about}):
+        return None
+    line = f"{subject.name} agrees; a second approver has to give the same command within a day"
+    return Shown({"agreed": subject.name, **about}, [row("Release", line), "Nothing was changed"])
 
 
 def _without_acting(releasing: Releasing, model: str, wish: str) -> Shown:

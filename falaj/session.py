@@ -1,4 +1,7 @@
-"""Run a flow against a Prefect API: the platform's, a named one, or one of this command's own."""
+"""Run a flow against a Prefect API: the platform's, a named one, or one of this command's own.
+
+And the commands of who does so: sign in, see who one is, switch accounts off.
+"""
 
 import os
 import sys
@@ -6,9 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from subprocess import Popen
 
-from falaj.context import Context, Here, Shown, row
+from cyclopts import App
+
+from falaj.context import Context, Here, Shown, acting, row
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
 from infra.orchestration.embedded import (
     client_environment,
@@ -21,6 +27,14 @@ from infra.orchestration.embedded import (
 )
 from infra.platform.files import running_platform
 from tasks.governance.handling import addresses
+from tasks.governance.identity import (
+    current_subject,
+    keep_token,
+    read_sign_in,
+    switch,
+    switched_off,
+    token_file,
+)
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
@@ -136,3 +150,103 @@ def _import_while_it_starts(settings: Settings) -> None:
 
         import_feast()
         import tasks.features.online.materialization  # noqa: F401
+
+
+access = App(name="access")
+
+
+def login(file: Path | None = None, /, *, context: Here) -> Shown:
+    """Sign in for later commands; the token is kept in a file that only you can read.
+
+    Args:
+        file: With a token (default: standard input, after the address that shows one).
+
+    Raises:
+        AccessError: the token is not good.
+        ConfigurationError: nobody signs in here.
+
+    Examples:
+        falaj login
+        falaj login /run/secrets/token
+    """
+    config = read_sign_in(context.home)
+    if config is None:
+        raise ConfigurationError(
+            f"{context.home} has no sign-in.yaml, so this machine's user is the owner and nobody "
+            "signs in. Nothing was kept"
+        )
+    if file is None:
+        sys.stderr.write(f"Open {_token_page(context)} and paste the token that it shows:\n")
+        sys.stderr.flush()
+    text = sys.stdin.readline() if file is None else file.read_text(encoding="ascii")
+    subject = keep_token(text.strip(), config, os.environ)
+    kept = token_file(config, os.environ)
+    return Shown({"name": subject.name, "file": kept}, [row("Signed in", subject.name)])
+
+
+def _token_page(context: Context) -> str:
+    from infra.gateway.config import has_platform_listener, read_plan
+
+    if not has_platform_listener(context.home):
+        return "your issuer's page"
+    return f"{read_plan(context.home).address}/sign-in/token"
+
+
+def whoami(*, context: Here) -> Shown:
+    """Show who acts here, with which roles.
+
+    Examples:
+        falaj whoami
+    """
+    found = current_subject(context.home)
+    facts = {n: getattr(found, n) for n in ("name", "tenant", "roles", "use_cases")}
+    lines = [
+        row("Name", found.name),
+        row("Tenant", found.tenant or "the owner's"),
+        row("Roles", ", ".join(found.roles)),
+        row("For", ", ".join(found.use_cases)),
+    ]
+    return Shown(facts, lines)
+
+
+def _switched(names: list[str], context: Context, *, off: bool) -> Shown:
+    from tasks.governance.duties import who
+    from tasks.governance.journal import Journal
+
+    subject = acting(context.settings, "administer", None)
+    journal = Journal(context.home / "audit")
+    with journal.recorded(f"switch-{'off' if off else 'on'}", accounts=names, who=who(subject)):
+        switch(context.home, names, subject.name, off=off)
+    return listed(context=context)
+
+
+@access.command(name="off")
+def off(*names: str, context: Here) -> Shown:
+    """Refuse accounts from their next request on, whatever token they hold.
+
+    Examples:
+        falaj access off omar
+    """
+    return _switched(list(names), context, off=True)
+
+
+@access.command(name="on")
+def on(*names: str, context: Here) -> Shown:
+    """Let accounts in again.
+
+    Examples:
+        falaj access on omar
+    """
+    return _switched(list(names), context, off=False)
+
+
+@access.command(name="list")
+def listed(*, context: Here) -> Shown:
+    """List the accounts that are switched off.
+
+    Examples:
+        falaj access list
+    """
+    found = switched_off(context.home)
+    lines = [row(name, f"off since {f['since'][:16]}, by {f['by']}") for name, f in found.items()]
+    return Shown(found, lines or ["No account is switched off."])

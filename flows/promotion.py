@@ -29,10 +29,14 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.features.task import record_act
-from tasks.kernel.errors import ConfigurationError, RegistryError
+from tasks.governance.duties import check_approver
+from tasks.governance.identity import Subject, read_sign_in
+from tasks.governance.journal import Journal
+from tasks.kernel.errors import AccessError, ConfigurationError, RegistryError
 from tasks.kernel.settings import Settings
 from tasks.registry.approval import VISIBLE, Answer, is_open, outcome
 from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import TRAINED_BY_TAG, Registry
 from tasks.registry.promotion import OpenQuestion
 from tasks.registry.task import (
     answer_promotion_question,
@@ -136,7 +140,8 @@ class ApprovalForm(RunInput):
         min_length=1,
         max_length=200,
         pattern=VISIBLE,
-        description="Your name, as it is to be recorded with the version and in the audit trail.",
+        description="Your name, as it is to be recorded with the version and in the audit trail. "
+        "Where you are signed in, that name is taken instead.",
     )
     comment: str = Field(
         default="", max_length=2000, description="Why, for those who read it later; may be empty."
@@ -227,7 +232,45 @@ def ask_a_person(asked: OpenQuestion) -> Answer | None:
         ) from exc
     if told.approver == SETTLED:
         return None
-    return Answer(**told.model_dump(), given=_moment_of_answer())
+    answer = Answer(**told.model_dump(), given=_moment_of_answer())
+    return signed_in_answer(answer, ref, Settings.from_environment())
+
+
+def signed_in_answer(answer: Answer, ref: ModelVersionRef, settings: Settings) -> Answer:
+    """The answer under the name of who was signed in when it was given, whatever was typed.
+
+    The door wrote who resumed this run, before Prefect knew of it.
+
+    Raises:
+        AccessError: nobody who is signed in gave it, or who trained the version approves it.
+    """
+    if read_sign_in(settings.home) is None:
+        return answer
+    run, approver = str(runtime.flow_run.id), None
+    for line in Journal(settings.home / "audit").lines():
+        said = line.content
+        given = (said.get("action"), said.get("flow_run"), said.get("said"))
+        if given == ("approve", run, answer.decision):
+            if datetime.fromisoformat(said["time"]) <= answer.given:
+                approver = str(said["who"]["subject"])
+    if approver is None:
+        raise AccessError(
+            f"nobody who is signed in answered about {ref.name} version {ref.version}: the run was "
+            f"set going past the gateway. Nothing was approved; start {APPROVAL} again, or run "
+            f"`falaj models approve {ref.name} {ref.version}`"
+        )
+    if answer.decision == "approve":
+        version = Registry(RegistryLocation.of(settings)).version(ref.name, ref.version)
+        subject = Subject(approver, "", (), ())
+        check_approver(subject, version.tags.get(TRAINED_BY_TAG), str(version))
+    return answer.model_copy(update={"approver": approver})
+
+
+def announce_broken_glass(model: str, version: int, by: str, reason: str) -> None:
+    """Emit the event of an admin who did what the duties forbid."""
+    labels = {"prefect.resource.id": f"falaj.model.{model}", "prefect.resource.name": model}
+    payload = {"model": model, "version": version, "by": by, "reason": reason}
+    emit_event("falaj.access.break-glass", resource=labels, payload=payload)
 
 
 def _was_suspended() -> bool:

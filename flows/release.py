@@ -21,7 +21,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.release import ChampionState
 from tasks.features.task import record_act
-from tasks.kernel.errors import DataContractError
+from tasks.governance.identity import read_sign_in
+from tasks.kernel.errors import AccessError, DataContractError
 from tasks.kernel.settings import Settings
 from tasks.predictions.labels import KNOWN_AT, JoinTally, LabelJoin, labels_of_requests
 from tasks.predictions.reading import LogQuery, ReadTally, read_rows
@@ -219,10 +220,16 @@ def release_by_hand_flow(
         comment: Why, for those who read it later; may be empty.
 
     Raises:
+        AccessError: people sign in here, so that a typed name does not count.
         DataContractError: there is nothing to release, or no release is open.
         TransientError: server, gateway, registry or database did not answer.
     """
     settings = Settings.from_environment()
+    if read_sign_in(settings.home) is not None:
+        raise AccessError(
+            f"the name {approver!r} was typed, and people sign in here: run `falaj release "
+            f"{action.replace('_', '')}` under your own. Nothing was changed"
+        )
     ports = traffic_of(settings), RegistryChampions(settings)
     model = config.registry.model_name
     record_act(ACTION, action, {"model": model}, approver)

@@ -1,5 +1,6 @@
 """What the gateway is configured to do, where its files are, and the shares of traffic."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,20 +18,25 @@ from pydantic import (
     model_validator,
 )
 
+from infra.orchestration.client import platform_folder
 from serving.security.config import Rate, SecurityConfig, read_security
 from tasks.contracts.serving import address_files, read_addresses
 from tasks.governance.handling import Address
+from tasks.governance.identity import SignIn, read_sign_in, sign_in_file
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml, write_atomically
+from tasks.kernel.settings import USE_CASE_NAME
 from tasks.kernel.values import Contract, checked
 
 HostPort = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 Listening = Annotated[HostPort, Address("predictions")]
 Servers = Annotated[tuple[HostPort, ...], Address("requests")]
+Door = Annotated[HostPort, Address("metadata")]
 Collector = Annotated[str | None, Address("traces")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
-ADMIN_SOCKET = "admin.sock"
-"""In the gateway's folder, in which Envoy runs; a full path may be too long for a socket."""
+UseCase = Annotated[str, Field(pattern=USE_CASE_NAME)]
+ADMIN_SOCKET, DOOR_SOCKET = "admin.sock", "door.sock"
+"""In the gateway's folder, in which both processes run; a full path may be too long for them."""
 
 
 class GatewayFiles:
@@ -43,6 +49,8 @@ class GatewayFiles:
         server_security_file: the same for a server behind this gateway, with mutual TLS; made here.
         certificates: folder of certificates and keys.
         bootstrap: Envoy's first file; names the others.
+        issuer_file: what the issuer of sign-ins said of itself last.
+        session_key: signs people's sessions; without it, a new one is made, and all sessions end.
         shares_file: shares of candidates and mirrors; outlives everything but its folder.
     """
 
@@ -54,10 +62,12 @@ class GatewayFiles:
         self.server_security_file = self.folder / "server-security.yaml"
         self.certificates = self.folder / "certificates"
         self.bootstrap = self.folder / "bootstrap.json"
+        self.issuer_file = self.folder / "issuer.json"
+        self.session_key = self.folder / "session-key"
         self.shares_file = self.folder / "shares.json"
 
     def resource(self, kind: str) -> Path:
-        """A file that Envoy follows: `listeners`, `routes`, `clusters` or `secrets`."""
+        """A file that Envoy follows: `listeners`, `routes`, `clusters`, `secrets`, `sign-in-*`."""
         return self.folder / f"{kind}.json"
 
 
@@ -82,6 +92,21 @@ class ModelConfig(Contract):
     """A model that the gateway lets through."""
 
     experiments: tuple[Experiment, ...] = Field(default=(), description="A/B by a header.")
+
+
+class PlatformListener(Contract):
+    """The door to the platform: one address for all that people and their programs look at."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    listen: Door = Field(default="127.0.0.1:8444", description="Where people come.")
+    address: str | None = Field(default=None, pattern=r"^https://[^\s@/]+$")
+    """As browsers know it, such as https://falaj.example.org; None: the first of `hosts`, with the
+    port of `listen`. The issuer has to know ADDRESS/sign-in/callback as one to come back to."""
+    prefect: Door | None = Field(default=None, description="None: the platform's here.")
+    mlflow: Door | None = Field(default=None, description="None: the platform's here.")
+    features: dict[UseCase, Annotated[HostPort, Address("features")]] = Field(default_factory=dict)
+    """Feature servers by use case."""
 
 
 class GatewayConfig(Contract):
@@ -109,6 +134,7 @@ class GatewayConfig(Contract):
     grpc: Servers = Field(default=("127.0.0.1:8001",), min_length=1)
     """The same over gRPC."""
     upstream_tls: bool = True
+    platform: PlatformListener | None = Field(default=None, description="Needs sign-in.yaml.")
     limit: Rate = Field(default=Rate(), description="Of each subject of a token.")
     address_limit: Rate = Rate(per_s=1000, burst=2000)
     """Of each address, before anything else."""
@@ -150,12 +176,14 @@ class GatewayPlan:
 
     Attributes:
         announced: addresses of the serving processes on this machine, by protocol.
+        sign_in: how people sign in; None where no listener `platform` is configured.
     """
 
     files: GatewayFiles
     config: GatewayConfig
     security: SecurityConfig
     announced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sign_in: SignIn | None = None
 
     @property
     def servers(self) -> dict[str, tuple[str, ...]]:
@@ -167,6 +195,37 @@ class GatewayPlan:
             both = (*named, *here) if name in self.config.model_fields_set else here or named
             found[name] = tuple(dict.fromkeys(both))
         return found
+
+    @property
+    def address(self) -> str:
+        """Where browsers find the listener `platform`."""
+        platform = self.config.platform or PlatformListener()
+        port = platform.listen.rpartition(":")[2]
+        return platform.address or f"https://{self.config.hosts[0]}:{port}"
+
+    @property
+    def upstreams(self) -> dict[str, str]:
+        """Addresses of what is behind the platform's listener, by its cluster."""
+        platform = self.config.platform
+        if platform is None:
+            return {}
+        ports = _platform_ports(self.files.home)
+        found = {
+            "prefect": platform.prefect or f"127.0.0.1:{ports.get('prefect', 4200)}",
+            "mlflow": platform.mlflow or f"127.0.0.1:{ports.get('mlflow', 5000)}",
+        }
+        if admin := self.announced.get("admin"):
+            found["serving"] = admin[0]
+        return found | {f"features-{name}": at for name, at in platform.features.items()}
+
+
+def _platform_ports(home: Path) -> dict[str, int]:
+    """Those that the platform chose when it started."""
+    try:
+        found: dict[str, int] = json.loads((platform_folder(home) / "ports.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
 
 
 def read_plan(home: Path) -> GatewayPlan:
@@ -181,7 +240,23 @@ def read_plan(home: Path) -> GatewayPlan:
     security = read_security(file) if file.exists() else SecurityConfig()
     if security.anonymous:
         raise ConfigurationError(f"{file}: anonymous clients are for a server without a gateway")
-    return GatewayPlan(files, config, security, announced_servers(home))
+    sign_in = read_sign_in(home) if config.platform else None
+    if config.platform and sign_in is None:
+        raise ConfigurationError(
+            f"{files.config_file} has a listener `platform`, and {sign_in_file(home)} does not "
+            "exist: nobody could sign in. Name the issuer there, or take `platform` away"
+        )
+    return GatewayPlan(files, config, security, announced_servers(home), sign_in)
+
+
+def has_platform_listener(home: Path) -> bool:
+    """True where the gateway has the platform behind it, so that people sign in.
+
+    Raises:
+        ConfigurationError: its file says what cannot be.
+    """
+    file = GatewayFiles(home).config_file
+    return file.is_file() and _read(file).platform is not None
 
 
 def announced_servers(home: Path) -> dict[str, tuple[str, ...]]:
@@ -192,7 +267,7 @@ def announced_servers(home: Path) -> dict[str, tuple[str, ...]]:
     read = [found for file in address_files(home) if (found := read_addresses(file))]
     return {
         name: tuple(str(one[name]).rpartition("/")[2] for one in read if one.get(name))
-        for name in ("http", "grpc")
+        for name in ("http", "grpc", "admin")
     }
 
 

@@ -77,10 +77,10 @@ def check_bootstrap(plan: GatewayPlan) -> str:
 
 
 class Admin:
-    """The administration of the Envoy that runs in a folder, on a socket of its owner."""
+    """The administration of the Envoy that runs in a folder, or its door, on an owner's socket."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, socket_name: str = ADMIN_SOCKET) -> None:
+        self._folder, self._socket = folder, socket_name
 
     def get(self, path: str, method: str = "GET") -> bytes:
         """A response's body; another method than GET changes something.
@@ -88,7 +88,7 @@ class Admin:
         Raises:
             TransientError: no Envoy answers there, or it would not.
         """
-        connection = _Connection(self._folder)
+        connection = _Connection(self._folder, self._socket)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
@@ -140,16 +140,16 @@ def _errors(value: object) -> Iterator[str]:
 class _Connection(http.client.HTTPConnection):
     """HTTP over a socket in a folder, whose path may be longer than the 108 bytes of an address."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, socket_name: str) -> None:
         super().__init__("localhost", timeout=5.0)
-        self._folder = folder
+        self._folder, self._socket = folder, socket_name
 
     def connect(self) -> None:
         descriptor = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
         try:
             self.sock = socket.socket(socket.AF_UNIX)
             self.sock.settimeout(self.timeout)
-            self.sock.connect(f"/proc/self/fd/{descriptor}/{ADMIN_SOCKET}")
+            self.sock.connect(f"/proc/self/fd/{descriptor}/{self._socket}")
         finally:
             os.close(descriptor)
 

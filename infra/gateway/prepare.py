@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +20,10 @@ from infra.gateway.config import (
     write_shares,
 )
 from infra.gateway.envoy import Admin
-from infra.gateway.rendering import SERVER_NAME, public_pair, rendered
+from infra.gateway.rendering import SERVER_NAME, public_pair, rendered, sign_in_secret
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
+from tasks.governance.identity import discovered
 from tasks.kernel.errors import ConfigurationError, TransientError, refused_writes_explained
 from tasks.kernel.files import locked, private_folder, write_atomically
 
@@ -33,11 +35,14 @@ def prepare(plan: GatewayPlan) -> None:
     """Make certificates that are absent or old, and write the files that Envoy follows.
 
     Raises:
-        ConfigurationError: a named certificate, key or key set cannot be read.
+        ConfigurationError: a named certificate, key or key set cannot be read, or the issuer of
+            sign-ins is another than the one that is named.
+        TransientError: that issuer has never answered.
     """
     with prepared_folder(plan.files):
         _make_certificates(plan)
         _write_server_security(plan)
+        _prepare_platform(plan)
         bootstrap = json.dumps(rendered("bootstrap", plan), indent=1) + "\n"
         write_atomically(plan.files.bootstrap, bootstrap)
         shares = read_shares(plan.files.shares_file)
@@ -47,10 +52,13 @@ def prepare(plan: GatewayPlan) -> None:
 
 def write_resources(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares]) -> str:
     """Replace a file that Envoy follows; returns its version, which is a digest of the rest."""
-    found = rendered(kind, plan, shares)
+    return _write_versioned(plan.files.resource(kind), rendered(kind, plan, shares))
+
+
+def _write_versioned(file: Path, found: object) -> str:
     version = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
     content = json.dumps({"version_info": version, "resources": found}, indent=1) + "\n"
-    _replace(plan.files.resource(kind), content)
+    _replace(file, content)
     return version
 
 
@@ -106,6 +114,30 @@ def _write_server_security(plan: GatewayPlan) -> None:
     )
     content = plan.security.model_dump(mode="json", exclude_defaults=True) | behind
     _replace(plan.files.server_security_file, yaml.safe_dump(content, sort_keys=False))
+
+
+def _prepare_platform(plan: GatewayPlan) -> None:
+    """Ask the issuer for its addresses; where it is away, those that it said last stay."""
+    if plan.sign_in is None:
+        return
+    if not plan.files.session_key.exists():
+        write_atomically(plan.files.session_key, secrets.token_urlsafe(32) + "\n", private=True)
+    try:
+        _replace(plan.files.issuer_file, json.dumps(discovered(plan.sign_in), indent=1) + "\n")
+    except TransientError:
+        if not plan.files.issuer_file.exists():
+            raise
+    if not plan.sign_in.client_secret.is_file():
+        raise ConfigurationError(
+            f"{plan.sign_in.client_secret} does not exist; expected the secret that the issuer "
+            f"gave the client {plan.sign_in.client_id}, mode 600. Nothing was changed"
+        )
+    for name, file in (
+        ("sign-in-client", plan.sign_in.client_secret),
+        ("sign-in-session", plan.files.session_key),
+    ):
+        secret = sign_in_secret(name, file.read_text().strip())
+        _write_versioned(plan.files.resource(name), [secret])
 
 
 class GatewayTraffic:

@@ -19,7 +19,7 @@ from infra.gateway.config import GatewayPlan, Shares
 from serving.config import MAX_HEADER_BYTES
 from serving.interfaces import GRPC_MODEL_HEADER, TRACKS
 from serving.security.certificates import Pair
-from serving.security.config import ISSUER_TIMEOUT_S, LEEWAY_S
+from tasks.governance.identity import ISSUER_TIMEOUT_S, LEEWAY_S
 from tasks.kernel.errors import ConfigurationError
 
 TEMPLATES = jinja2.Environment(
@@ -59,6 +59,7 @@ def rendered(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares] | None =
         "issuer_names": [f"issuer-{index}" for index in range(len(plan.security.issuers))],
         "policies": policies(plan),
         "public": public_pair(plan),
+        **_platform_values(plan),
         "ours": Pair.at(folder, "edge-client"),
         "internal": Pair.at(folder, "internal"),
         "shares_of": lambda model: (shares or {}).get(model, Shares()),
@@ -87,6 +88,27 @@ def rendered(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares] | None =
         return yaml.safe_load(template.render(values, **functions))
     except OSError as exc:
         raise ConfigurationError(f"keys {exc.filename} cannot be read: {exc.strerror}") from exc
+
+
+def _platform_values(plan: GatewayPlan) -> dict[str, Any]:
+    """What the listener `platform` needs; nothing where there is none."""
+    sign_in = plan.sign_in
+    if sign_in is None:
+        return {"sign_in": None, "remote": {}}
+    issuer = json.loads(plan.files.issuer_file.read_text())
+    return {
+        "sign_in": sign_in,
+        "issuer": issuer,
+        "address": plan.address,
+        "upstreams": plan.upstreams,
+        "remote": {"sign-in-token": issuer["token_endpoint"], "sign-in-keys": issuer["jwks_uri"]},
+    }
+
+
+def sign_in_secret(name: str, text: str) -> dict[str, Any]:
+    """A secret as Envoy reads it, alone in a file of its own."""
+    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+    return {"@type": kind, "name": name, "generic_secret": {"secret": {"inline_string": text}}}
 
 
 def policies(plan: GatewayPlan) -> list[dict[str, Any]]:

@@ -69,10 +69,10 @@ def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def read_password(folder: Path) -> str | None:
+def read_password(folder: Path, name: str = "secret") -> str | None:
     """The line `user:password` of a platform; None where it has none."""
     try:
-        return (folder / "secret").read_text().strip() or None
+        return (folder / name).read_text().strip() or None
     except FileNotFoundError:
         return None
 

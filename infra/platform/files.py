@@ -18,6 +18,7 @@ from infra.orchestration.client import (
     platform_folder,
     read_password,
 )
+from tasks.governance.identity import creator_headers, current_subject, read_sign_in
 from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.files import machine_id, write_atomically
 from tasks.kernel.provenance import code_commit
@@ -196,7 +197,11 @@ def platform_environment(home: Path) -> dict[str, str] | None:
     if endpoint is None:
         return None
     password = read_password(files.folder)
-    return client_settings(home, endpoint.api_url, password, endpoint.ui_url)
+    found = client_settings(home, endpoint.api_url, password, endpoint.ui_url)
+    if read_sign_in(home):  # runs that this command starts are its subject's
+        told = creator_headers(current_subject(home).name)
+        found["PREFECT_CLIENT_CUSTOM_HEADERS"] = json.dumps(told)
+    return found
 
 
 def running_platform(home: Path) -> dict[str, str]:
@@ -265,16 +270,16 @@ def paused_pools(files: PlatformFiles) -> list[str]:
         return []
 
 
-def ensure_password(files: PlatformFiles) -> tuple[str, bool]:
-    """The line `user:password`, and whether it was made just now.
+def ensure_password(files: PlatformFiles, name: str = "secret") -> tuple[str, bool]:
+    """The line `user:password` of a file of the platform, and whether it was made just now.
 
     A file that others may read is closed to them.
     """
-    if kept := read_password(files.folder):
-        files.secret.chmod(0o600)
+    if kept := read_password(files.folder, name):
+        (files.folder / name).chmod(0o600)
         return kept, False
     made = f"admin:{secrets.token_urlsafe(18)}"
-    write_atomically(files.secret, made + "\n", private=True)
+    write_atomically(files.folder / name, made + "\n", private=True)
     return made, True
 
 

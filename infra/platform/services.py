@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from infra.gateway.config import GatewayFiles
+from infra.gateway.config import DOOR_SOCKET, GatewayFiles, has_platform_listener
 from infra.gateway.envoy import Admin
 from infra.orchestration.client import (
     base_environment,
@@ -43,6 +43,7 @@ from infra.platform.config import (
     COORDINATOR,
     DATABASE_URL,
     MLFLOW_PASSWORD,
+    MLFLOW_SECRET,
     OPENBAO,
     REDIS_URL,
     REPORTS_HOME,
@@ -79,7 +80,7 @@ from tasks.registry.connection import ADDRESS
 LOGGER = logging.getLogger(__name__)
 
 SERVER, MLFLOW, DEPLOYING = "prefect", "mlflow", "deploying"
-RECOVERY, GATEWAY = "recovery", "gateway"
+RECOVERY, GATEWAY, DOOR = "recovery", "gateway", "door"
 WORKER = "worker-"
 """What the name of a worker has before that of its pool."""
 STOPPED = "the platform was stopped"
@@ -110,6 +111,8 @@ class Plan:
     Attributes:
         environment: what the supervisor was started with.
         classes: hardware classes of this machine; each has a work pool of its name.
+        has_door: people come through the gateway's listener `platform`. MLflow then has a password
+            of its own, which the door alone knows.
         code: commit or release that it was started from, whatever is checked out later.
     """
 
@@ -119,6 +122,7 @@ class Plan:
     password: str | None
     environment: Mapping[str, str]
     classes: tuple[str, ...]
+    has_door: bool = False
     code: str = field(default_factory=code_commit)
 
     @property
@@ -173,17 +177,32 @@ def make_services(plan: Plan) -> list[Service]:
     if plan.config.openbao:
         found.insert(0, openbao_service(plan))
     if GatewayFiles(home).config_file.is_file():  # its owner has described one
-        line = (sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run")
-        found.append(
-            Service(
-                GATEWAY,
-                line,
-                base_environment(plan.environment),
-                probe=lambda _: Admin(GatewayFiles(home).folder).is_ready(),
-                restart_when_silent=True,
-            )
-        )
+        found += gateway_services(plan)
     return found
+
+
+def gateway_services(plan: Plan) -> list[Service]:
+    """Envoy; and the door, where the gateway has the platform behind it too."""
+    home, environment = plan.files.home, base_environment(plan.environment)
+    folder = GatewayFiles(home).folder
+    line = (sys.executable, "-m", "falaj", "--home", str(home), "gateway")
+    envoy = Service(
+        GATEWAY,
+        (*line, "run"),
+        environment,
+        probe=lambda _: Admin(folder).is_ready(),
+        restart_when_silent=True,
+    )
+    if not plan.has_door:
+        return [envoy]
+    door = Service(
+        DOOR,
+        (*line, "door"),
+        environment,
+        probe=lambda _: Admin(folder, DOOR_SOCKET).is_ready(),
+        restart_when_silent=True,
+    )
+    return [envoy, door]
 
 
 def openbao_service(plan: Plan) -> Service:
@@ -257,7 +276,8 @@ def mlflow_service(plan: Plan) -> Service:
         REPORTS_HOME: str(plan.files.home),
     }
     if plan.password:
-        environment[MLFLOW_PASSWORD] = plan.password
+        own = ensure_password(plan.files, MLFLOW_SECRET)[0] if plan.has_door else plan.password
+        environment[MLFLOW_PASSWORD] = own
     return Service(
         MLFLOW,
         server_command("create_mlflow", plan.config.host, plan.ports["mlflow"]),
@@ -512,6 +532,7 @@ def supervise(files: PlatformFiles) -> None:
             password=ensure_password(files)[0] if config.password else None,
             environment=dict(os.environ),
             classes=hardware_classes(files.home),
+            has_door=has_platform_listener(files.home),
         )
         try:
             make_supervisor(plan).run()

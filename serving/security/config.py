@@ -15,10 +15,6 @@ Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
 Model = TypeVar("Model", bound=BaseModel)
 Roles = Mapping[str, frozenset[str]]
-LEEWAY_S = 10
-"""Clocks of issuers and servers may differ by this."""
-ISSUER_TIMEOUT_S = 5
-"""For one answer of an issuer."""
 MOST_KNOWN = 20_000
 """Principals, refused credentials and buckets that are remembered: some megabytes."""
 SECURITY_FILE = Path("serving") / "security.yaml"

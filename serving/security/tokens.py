@@ -4,11 +4,8 @@ import http.client
 import json
 import logging
 import re
-import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,17 +15,14 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from serving.errors import EndedError, UnauthorizedError
 from serving.interfaces import Principal
-from serving.security.config import ISSUER_TIMEOUT_S, LEEWAY_S, IssuerConfig, roles_of
+from serving.security.config import IssuerConfig, roles_of
+from tasks.governance.identity import ALGORITHMS, LEEWAY_S, MAX_TOKEN_BYTES, fetch
 from tasks.kernel.errors import ConfigurationError
 
 LOGGER = logging.getLogger(__name__)
 
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
-"""Of signatures; which of them, an issuer's key says."""
-MAX_TOKEN_BYTES = 8 * 2**10
 LATEST_S = 1e11
 """Times of tokens lie before the year 5138; what is later is no time."""
-MAX_KEYS_BYTES = 2**20
 MIN_RSA_BITS = 2048
 MIN_REFRESH_S = 10.0
 """Unknown keys make them be read again at most so often."""
@@ -205,7 +199,11 @@ class KeySource:
             LOGGER.warning("keys of %s were not read: %s", self.config.issuer, exc)
 
     def _take(self) -> None:
-        content = _fetch(self.config) if self.config.is_remote else _read_file(self.config.keys)
+        content = (
+            fetch(self.config.keys, self.config.ca_file)
+            if self.config.is_remote
+            else _read_file(self.config.keys)
+        )
         if content != self._content:
             self._keys, self._content = _parse(content, self.config.keys), content
             self._on_change()
@@ -216,26 +214,6 @@ def _read_file(file: str) -> bytes:
         return Path(file).read_bytes()
     except OSError as exc:
         raise ConfigurationError(f"keys {file} cannot be read: {exc.strerror}") from exc
-
-
-def _fetch(config: IssuerConfig) -> bytes:
-    how: urllib.request.BaseHandler = urllib.request.ProxyHandler({})  # loopback needs no proxy
-    if config.keys.startswith("https:"):
-        context = ssl.create_default_context(cafile=config.ca_file)
-        how = urllib.request.HTTPSHandler(context=context)
-    opener = urllib.request.build_opener(_NoRedirect(), how)
-    with opener.open(config.keys, timeout=ISSUER_TIMEOUT_S) as answer:
-        content: bytes = answer.read(MAX_KEYS_BYTES + 1)
-    if len(content) > MAX_KEYS_BYTES:
-        raise ConfigurationError(f"{config.keys} answered with more than {MAX_KEYS_BYTES} bytes")
-    return content
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Keys come from the address that was configured, and from no other."""
-
-    def redirect_request(self, *arguments: Any, **_: Any) -> None:
-        raise urllib.error.URLError("the issuer sends elsewhere for its keys; name that address")
 
 
 def _parse(content: bytes, where: str) -> Keys:

@@ -37,6 +37,12 @@ class NotRunningError(ConfigurationError):
     code = "F210"
 
 
+class AccessError(ConfigurationError):
+    """Whoever acts is not signed in, or may not do this."""
+
+    code = "F240"
+
+
 class LostKeyError(ConfigurationError):
     """A key that is needed is gone, or another one encrypted what is to be read."""
 

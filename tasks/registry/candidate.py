@@ -36,6 +36,7 @@ from tasks.registry.mlflow_registry import (
     PROGRAM_TAG,
     RECALIBRATED_TAG,
     SNAPSHOT_TAG,
+    TRAINED_BY_TAG,
     MetricPoint,
     RegisteredVersion,
     Registry,
@@ -56,6 +57,7 @@ def register_candidate(
     location: RegistryLocation,
     store: ArtifactStore,
     code_commit: str,
+    trained_by: str | None = None,
 ) -> ModelVersionRef:
     """Record the run, file the model and point the alias `candidate` at its version.
 
@@ -81,8 +83,15 @@ def register_candidate(
         registry.end_run(version.run_id)
         handling = dataset.snapshot.handling.tags
         registry.set_tags(version, {INCUMBENT_TAG: _incumbent_of(evaluation), **handling})
+        note_trainer(registry, version, trained_by)
         registry.set_alias(version, CANDIDATE)
     return version.ref
+
+
+def note_trainer(registry: Registry, version: RegisteredVersion, trained_by: str | None) -> None:
+    """Record who trained it; the first one stays, whoever has the same program registered again."""
+    if trained_by is not None and TRAINED_BY_TAG not in version.tags:
+        registry.set_tags(version, {TRAINED_BY_TAG: trained_by})
 
 
 def _check_they_belong_together(
@@ -244,6 +253,7 @@ def register_import(
     location: RegistryLocation,
     store: ArtifactStore,
     code_commit: str,
+    trained_by: str | None = None,
 ) -> ModelVersionRef:
     """Record where the program comes from and file it as a version of its model.
 
@@ -283,6 +293,7 @@ def register_import(
             text = f"Trained elsewhere ({tags[ORIGIN_TAG]}); family {imported.family}."
             version = registry.add_version(name, run, {**tags, MANIFEST_TAG: manifest}, text)
         registry.end_run(version.run_id)
+        note_trainer(registry, version, trained_by)
     return version.ref
 
 

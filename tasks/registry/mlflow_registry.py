@@ -45,6 +45,7 @@ RECALIBRATED_TAG = "recalibrated_from"  # number of the version whose network it
 COMPRESSED_TAG = "compressed_from"  # number of the version whose network was made smaller
 # Of a version that was made from another; the last is what versions before 2026-11-25 have.
 MADE_FROM_TAGS = (RECALIBRATED_TAG, COMPRESSED_TAG, "shrunk_from")
+TRAINED_BY_TAG = "trained_by"  # subject of the run that trained or imported it
 INCUMBENT_TAG = "rival"  # number of the version that the evaluation compared with
 DECISION_TAG = "promotion"
 DECISION_SHA_TAG = "promotion_sha256"

@@ -8,11 +8,14 @@ milliseconds once MLflow is imported, and does only what is lacking.
 
 import time
 from datetime import UTC, datetime
+from uuid import UUID
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import INPUTS, RUN_ID
+from prefect.client.orchestration import get_client
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import ImportedProgram
@@ -30,6 +33,7 @@ from tasks.contracts.release import (
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
+from tasks.governance.identity import CONTROLLER, creator_id, current_subject, owner, read_sign_in
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.registry import approval, candidate, model_folder, programs, promotion
@@ -51,6 +55,20 @@ def _location() -> RegistryLocation:
 
 def _installation() -> tuple[RegistryLocation, ArtifactStore]:
     return _location(), Settings.from_environment().store
+
+
+def _trainer() -> str:
+    """Who had this run trained: the person who started it, else the controller."""
+    home = Settings.from_environment().home
+    if read_sign_in(home) is None:
+        return owner().name
+    with get_client(sync_client=True) as client:
+        root = client.read_flow_run(UUID(str(flow_run.root_flow_run_id)))
+    if root.deployment_id is None:  # a command runs it, in its own process
+        return current_subject(home).name
+    by = root.created_by
+    name = (by and by.display_value) or ""
+    return name if by and str(by.id) == creator_id(name) else CONTROLLER
 
 
 @task(name="claim-model-name", task_run_name="claim-{config.model_name}", **_POLICY)
@@ -201,7 +219,7 @@ def register_candidate(
     """
     location, store = _installation()
     ref = candidate.register_candidate(
-        trained, evaluation, dataset, config, location, store, code_commit
+        trained, evaluation, dataset, config, location, store, code_commit, _trainer()
     )
     folder = Registry(location).run_folder(ref.run_id)
     create_markdown_artifact(
@@ -222,7 +240,7 @@ def register_import(
     its files; a run that was cut off is discarded by the next call.
     """
     location, store = _installation()
-    return candidate.register_import(imported, config, location, store, code_commit)
+    return candidate.register_import(imported, config, location, store, code_commit, _trainer())
 
 
 # No timeout: trials may run in threads, where Prefect cannot keep one.

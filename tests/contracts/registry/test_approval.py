@@ -1,25 +1,36 @@
 """Consent before promotion, asked once, bound to its evidence, never guessed."""
 
 import shutil
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Literal
+from uuid import uuid4
 
+import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from falaj.__main__ import main
+from flows.promotion import signed_in_answer
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
+from tasks.governance.identity import CONTROLLER, TOKEN_FILE, creator_headers
 from tasks.governance.journal import Journal
 from tasks.governance.verification import verify
-from tasks.kernel.errors import RegistryError
+from tasks.kernel.errors import AccessError, RegistryError
+from tasks.kernel.settings import Settings
 from tasks.registry.approval import Answer, close_question, outcome, reopen_question
+from tasks.registry.candidate import note_trainer
 from tasks.registry.config import ApprovalConfig, PromotionConfig
+from tasks.registry.mlflow_registry import held_registry
 from tasks.registry.promotion import answer_and_promote, find_champion_state, open_question
+from tasks.registry.task import _trainer
 from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.services.doors import Provider, provider, write_sign_in
+from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
@@ -264,3 +275,88 @@ def test_the_command_approves_through_the_gates_and_writes_the_audit(
     assert line.content["who"]["subject"] == "Ana"
     assert line.content["subject"] == {"model": NAME, "version": "version 1"}
     assert not verify(trail).faults
+
+
+@pytest.fixture
+def people(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
+    """Version 1 waits, noor trained it, and people sign in."""
+    ask(world, present(world))
+    with held_registry(world.location) as registry:
+        note_trainer(registry, world.version(1), "noor")
+        note_trainer(registry, world.version(1), "another")  # the first one stays
+    monkeypatch.setenv(TOKEN_FILE, str(world.home / "token"))
+    with provider() as issuer:
+        write_sign_in(world.home, issuer.issuer)
+        yield issuer
+
+
+def test_who_trained_cannot_approve_and_another_can(world: World, people: Provider) -> None:
+    token = world.home / "token"
+    for sub, role, code in (("noor", "approver", 2), ("ali", "viewer", 2), ("ali", "approver", 0)):
+        token.write_text(people.token(role, sub=sub))
+        assert (main(["models", "approve", NAME, "1", "--approver", "Ana"]), world.champion) == (
+            2,
+            None,
+        )
+        assert main(["models", "approve", NAME, "1"]) == code
+    assert tags(world)["approver"] == "ali"
+
+
+def test_who_trained_is_who_started_the_run_or_the_controller(
+    prefect_api: PrefectApi, world: World, people: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect keeps the door's headers; an automation of the same name is no person."""
+    monkeypatch.setenv("FALAJ_HOME", str(world.home))
+    (world.home / "token").write_text(people.token("operator", sub="ana"))
+    of_omar = creator_headers("omar")
+    of_automation = of_omar | {"prefect-automation-id": str(uuid4())}
+    user, _, password = str(prefect_api.auth_string).partition(":")
+    known = {"base_url": f"{prefect_api.url}/", "auth": (user, password)}
+    with prefect_api.in_process(), httpx.Client(**known) as client:  # type: ignore[arg-type]
+        flow = client.post("flows/", json={"name": "pipeline"}).json()["id"]
+        described = {"name": "pipeline", "flow_id": flow}
+        deployment = client.post("deployments/", json=described).json()["id"]
+        start = f"deployments/{deployment}/create_flow_run"
+        for path, headers, who in (
+            (start, of_omar, "omar"),
+            (start, of_automation, CONTROLLER),
+            (start, {}, CONTROLLER),
+            ("flow_runs/", {}, "ana"),  # a command's own process
+        ):
+            asked = {"flow_id": flow} if path == "flow_runs/" else {}
+            run = client.post(path, json=asked, headers=headers).json()["id"]
+            monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ROOT_FLOW_RUN_ID", run)
+            assert _trainer() == who
+
+
+def test_an_admin_breaks_the_glass_to_approve(world: World, people: Provider) -> None:
+    (world.home / "token").write_text(people.token("admin", sub="noor"))
+    assert main(["models", "approve", NAME, "1"]) == 2
+    assert main(["models", "approve", NAME, "1", "--break-glass", "the site is down"]) == 0
+    actions = [line.content["action"] for line in Journal(world.home / "audit").lines()]
+    assert actions == ["refuse", "break-glass", "answer-promotion"]
+
+
+def test_an_answer_in_the_ui_counts_under_the_name_that_the_door_wrote(
+    world: World, people: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "run-1")
+    journal, settings = Journal(world.home / "audit"), Settings(world.home, world.home)
+    ref = world.version(1).ref
+
+    def given(by: str, run: str = "run-1", said: str = "approve") -> None:
+        journal.append("approve", flow_run=run, said=said, who={"subject": by})
+
+    def answered() -> str:
+        typed = Answer(decision="approve", approver="typed", given=datetime.now(UTC))
+        return signed_in_answer(typed, ref, settings).approver
+
+    given("noor", run="another-run")
+    given("noor", said="reject")
+    with pytest.raises(AccessError, match="past the gateway"):
+        answered()
+    given("noor")
+    with pytest.raises(AccessError, match="noor trained it"):
+        answered()
+    given("ali")
+    assert answered() == "ali"

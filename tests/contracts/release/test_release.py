@@ -17,6 +17,8 @@ from flows import release as release_module
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.release import release_by_hand_flow, release_flow
 from tasks.contracts.rollout import Action, Shares
+from tasks.governance.identity import TOKEN_FILE
+from tasks.kernel.errors import AccessError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.registry import pictures
 from tasks.release.config import ReleaseConfig
@@ -35,6 +37,7 @@ from tests.support.release.builders import (
     FakeTraffic,
     Rows,
 )
+from tests.support.services.doors import provider, write_sign_in
 from tests.support.services.prefect_platform import PrefectApi, shown
 from tests.support.services.servers import postgres_server
 from tests.support.serving.admin_server import AdminServer, admin_server
@@ -217,6 +220,26 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
     trail = "".join(f.read_text() for f in (town.home / "audit").glob("*.jsonl"))
     assert trail.count("change-release") >= 5
     assert '"outcome":"refused: DataContractError F300"' in trail
+
+
+def test_two_people_let_a_release_begin_where_people_sign_in(
+    prefect_api: PrefectApi, town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = town.home / "token"
+    monkeypatch.setenv(TOKEN_FILE, str(token))
+    with provider() as issuer:
+        write_sign_in(town.home, issuer.issuer)
+        begun: list[bool] = []
+        for name, role in (("noor", "approver"), ("noor", "approver"), ("ali", "approver")):
+            token.write_text(issuer.token(role, sub=name))
+            assert command.main(["release", "start", "--approver", "Badr"]) == 2
+            assert command.main(["release", "start"]) == 0
+            begun.append(town.ledger.open_release(MODEL) is not None)
+        assert begun == [False, False, True]
+        token.write_text(issuer.token("operator", sub="omar"))
+        assert command.main(["release", "hold"]) == 2
+        with prefect_api.in_process(), pytest.raises(AccessError):
+            release_by_hand_flow("hold", "Amal", town.config)
 
 
 PROGRAM = """

@@ -52,7 +52,6 @@ def test_every_command_shows_its_options(name: str, capsys: pytest.CaptureFixtur
         "drift 2013-01-01T05:00Z",
         "drift",
         "models approve flight-delay first --approver Ana",
-        "models approve flight-delay 1",
         "decisions --action dance",
         "compress --method zip",
         "decisions --limit 0",

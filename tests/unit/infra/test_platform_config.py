@@ -6,6 +6,7 @@ import re
 import socket
 import stat
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ from infra.platform.apps import PasswordGate, WithReports
 from infra.platform.config import (
     CONFIG_VARIABLE,
     DATABASE_URL,
+    MLFLOW_PASSWORD,
     REDIS_URL,
     PlatformConfig,
     choose_ports,
@@ -37,6 +39,7 @@ from infra.platform.files import (
 )
 from infra.platform.services import (
     DEPLOYING,
+    DOOR,
     GATEWAY,
     MLFLOW,
     RECOVERY,
@@ -49,6 +52,7 @@ from infra.platform.services import (
     write_endpoint,
 )
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import private_folder
 from tasks.kernel.settings import Settings, platform_address
 
 PASSWORD = "admin:a-secret-that-nobody-may-see"
@@ -156,6 +160,19 @@ def test_no_command_line_holds_a_secret_and_servers_inherit_none(files: Platform
         assert not [v for v in by_name[name].values() if "database-password" in v]
     stored = by_name[SERVER]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     assert stored == "postgresql+asyncpg://falaj:database-password@127.0.0.1/falaj?ssl=disable"
+
+
+def test_behind_the_door_each_server_has_a_password_of_its_own(files: PlatformFiles) -> None:
+    private_folder(files.folder)
+    GatewayFiles(files.home).config_file.parent.mkdir()
+    GatewayFiles(files.home).config_file.touch()
+    for has_door in (False, True):
+        made = make_services(replace(plan(files), has_door=has_door))
+        by_name = {service.name: service.environment for service in made}
+        assert by_name[SERVER]["PREFECT_SERVER_API_AUTH_STRING"] == PASSWORD
+        assert (by_name[MLFLOW][MLFLOW_PASSWORD] == PASSWORD) is not has_door
+        assert (DOOR in by_name) is has_door
+        assert PASSWORD not in by_name.get(DOOR, {}).values()
 
 
 def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_this_machine(

@@ -1,0 +1,238 @@
+"""The platform's door: for each request that the gateway has, whether it may pass, and as whom.
+
+Envoy asks here (ext_authz) on a socket that its owner alone can open, after it has checked token,
+session or certificate. The answer is by `tasks/governance/access.yaml`. A yes brings what the
+server behind asks for, its own password or token, which neither people nor their programs know.
+Refusals, sign-ins and all that is no mere look are lines of the journal, written first: where the
+line cannot be written, the answer is no.
+"""
+
+import base64
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
+
+from infra.gateway.config import DOOR_SOCKET
+from infra.orchestration.client import platform_folder, read_password
+from infra.platform.config import MLFLOW_SECRET
+from tasks.governance.access import Asked, access_table
+from tasks.governance.identity import (
+    SignIn,
+    Subject,
+    creator_headers,
+    read_sign_in,
+    session_over,
+    sign_in_file,
+    subject_of,
+    switched_off,
+)
+from tasks.governance.journal import Journal
+from tasks.kernel.errors import ConfigurationError, FalajError
+from tasks.kernel.files import file_state, private_folder
+
+ADMIN_TOKEN = Path("serving") / "secrets" / "admin-token"
+NAMES = " @.+:"  # besides letters; others have no place in a header
+REMEMBERED, REFUSALS_PAUSE_S = 10_000, 1.0
+RESUMED = re.compile(r"/api/flow_runs/([^/]+)/resume")
+CERTIFICATE = re.compile(r'Subject="((?:[^"\\]|\\.)*)"')
+
+
+class UnknownCallerError(FalajError):
+    """Nobody is known to have sent this request."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request as Envoy describes it: the claims are verified, the headers its own."""
+
+    method: str
+    path: str
+    claims: str
+    certificate: str
+    body: bytes = b""
+
+
+class Door:
+    """Decides for the platform of one state folder."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._journal = Journal(home / "audit")
+        self._config: tuple[object, SignIn | None] = (None, None)
+        self._noted: OrderedDict[object, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def decide(self, call: Call) -> tuple[int, str, dict[str, str]]:
+        """Status, text and headers: 200 lets it pass, with headers for the server behind."""
+        subject, asked = None, access_table().asked(call.method, call.path)
+        try:
+            config = self._sign_in()
+            subject, session = self._caller(call, config)
+            if subject.name in switched_off(self._home):
+                raise ConfigurationError("the account is switched off")
+            if reason := access_table().refusal(subject, asked, config):
+                raise ConfigurationError(reason)
+            assert asked is not None
+            self._note_entry(subject, session)
+            if asked.action != "read":
+                self._journal.append(asked.action, outcome="passed", **_facts(call, subject, asked))
+            return 200, "", self._headers(subject, asked)
+        except UnknownCallerError as exc:
+            self._note_refusal(call, None, asked, str(exc))
+            return 401, f"{exc}\n", {"www-authenticate": 'Bearer realm="falaj"'}
+        except ConfigurationError as exc:
+            self._note_refusal(call, subject, asked, str(exc))
+            return 403, f"{exc}\n", {}
+        except FalajError as exc:  # the journal cannot be written
+            return 503, f"{exc}\n", {}
+
+    def _sign_in(self) -> SignIn:
+        seen = file_state(sign_in_file(self._home))
+        if self._config[0] != seen or self._config[1] is None:
+            self._config = (seen, read_sign_in(self._home))
+        if self._config[1] is None:
+            raise ConfigurationError("nobody can sign in here")
+        return self._config[1]
+
+    def _caller(self, call: Call, config: SignIn) -> tuple[Subject, object]:
+        """Who asks, and what is the same for all requests of one sign-in."""
+        if call.claims:
+            claims = json.loads(base64.urlsafe_b64decode(call.claims + "=="))
+            if over := session_over(claims, config):
+                raise UnknownCallerError(over)
+            subject = subject_of(claims, config)
+            return subject, (subject, claims.get("iat"))
+        found = CERTIFICATE.search(call.certificate)
+        program = config.programs.get(found[1]) if found else None
+        if found is None or program is None:
+            raise UnknownCallerError("sign in: no token of this installation's issuer was shown")
+        subject = Subject(found[1], program.tenant, program.roles, program.use_cases)
+        return subject, subject
+
+    def _headers(self, subject: Subject, asked: Asked) -> dict[str, str]:
+        """For the server behind: its own key, and who asks."""
+        folder, found = (
+            platform_folder(self._home),
+            {"x-falaj-subject": quote(subject.name, safe=NAMES)},
+        )
+        password = None
+        if asked.service == "prefect":
+            password = read_password(folder)
+            found |= creator_headers(subject.name)
+        elif asked.service in ("mlflow", "reports"):
+            password = read_password(folder, MLFLOW_SECRET) or read_password(folder)
+        elif asked.service == "serving":
+            token = (self._home / ADMIN_TOKEN).read_text(encoding="ascii").strip()
+            found["authorization"] = f"Bearer {token}"
+        if password:
+            basic = base64.b64encode(password.encode()).decode()
+            found["authorization"] = f"Basic {basic}"
+        return found
+
+    def _note_entry(self, subject: Subject, session: object) -> None:
+        """A line when somebody comes with a sign-in that was not seen yet."""
+        with self._lock:
+            if session not in self._noted:
+                who = {"subject": subject.name, "tenant": subject.tenant, "roles": subject.roles}
+                self._journal.append("sign-in", outcome="ok", who=who)
+                self._is_new(session, 0)
+
+    def _note_refusal(
+        self, call: Call, subject: Subject | None, asked: Asked | None, reason: str
+    ) -> None:
+        """A line for a refusal; of equal ones a line a second."""
+        with self._lock:
+            is_new = self._is_new((subject, asked, reason), REFUSALS_PAUSE_S)
+        if is_new:
+            facts = _facts(call, subject, asked)
+            self._journal.append("refuse", outcome="refused", reason=reason, **facts)
+
+    def _is_new(self, kind: object, for_s: float) -> bool:
+        """True where it was not noted for so long; what was noted longest ago is forgotten."""
+        noted = self._noted.get(kind)
+        if noted is not None and time.monotonic() - noted < for_s:
+            return False
+        self._noted[kind] = time.monotonic()
+        self._noted.move_to_end(kind)
+        if len(self._noted) > REMEMBERED:
+            self._noted.popitem(last=False)
+        return True
+
+
+def _facts(call: Call, subject: Subject | None, asked: Asked | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "subject": {"method": call.method[:20], "path": call.path[:200]},
+        "who": {"subject": subject and subject.name, "tenant": subject and subject.tenant},
+    }
+    if asked is not None:
+        facts |= {"service": asked.service, "use_case": asked.use_case}
+    if run := RESUMED.fullmatch(call.path):
+        facts["flow_run"] = run[1]
+        try:
+            facts["said"] = json.loads(call.body)["run_input"]["decision"]
+        except (ValueError, KeyError, TypeError):
+            facts["said"] = None
+    return facts
+
+
+def door_app(home: Path) -> Starlette:
+    """The door, and two pages of its own: who one is, and one's token for `falaj login`."""
+    door = Door(home)
+
+    async def decide(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        call = Call(
+            method=request.method,
+            path=scope["raw_path"].decode("latin-1").removeprefix("/decide"),
+            claims=request.headers.get("x-falaj-claims", ""),
+            certificate=request.headers.get("x-forwarded-client-cert", ""),
+            body=await request.body(),
+        )
+        status, text, headers = await run_in_threadpool(door.decide, call)
+        await PlainTextResponse(text, status, headers)(scope, receive, send)
+
+    def page(request: Request) -> Response:
+        shown = {
+            "/ready": "LIVE",
+            "/sign-in/whoami": unquote(request.headers.get("x-falaj-subject", "")),
+            "/sign-in/token": request.cookies.get("IdToken"),
+        }[request.url.path]
+        return PlainTextResponse(f"{shown or ''}\n", headers={"cache-control": "no-store"})
+
+    pages = [Route(path, page) for path in ("/ready", "/sign-in/whoami", "/sign-in/token")]
+    return Starlette(routes=[Mount("/decide", decide), *pages])
+
+
+def run_door(home: Path, folder: Path) -> None:
+    """Answer Envoy until a stop signal."""
+    private_folder(folder)
+    os.chdir(folder)  # a full path may be too long for a socket
+    Path(DOOR_SOCKET).unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(DOOR_SOCKET)
+    Path(DOOR_SOCKET).chmod(0o600)
+    config = uvicorn.Config(
+        door_app(home),
+        http="h11",
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        timeout_keep_alive=120,
+    )
+    uvicorn.Server(config).run(sockets=[listening])

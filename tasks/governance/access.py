@@ -1,0 +1,96 @@
+"""Who may do what: the table of roles, and the one decision that the platform's door takes by it.
+
+Role-based access control (NIST INCITS 359), narrowed by tenant and use case. All is closed that no
+row of `access.yaml` opens.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+from tasks.governance.identity import EVERY, SignIn, Subject
+from tasks.kernel.files import read_yaml
+
+Action = Literal["read", "operate", "features", "approve", "administer", "audit"]
+TABLE = Path(__file__).with_name("access.yaml")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Requests of one class.
+
+    Attributes:
+        use_case: whose they are, where the path does not say it itself; `*`: no tenant's.
+    """
+
+    service: str
+    methods: frozenset[str]
+    path: re.Pattern[str]
+    action: Action
+    use_case: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request would do; without a use case, to the whole installation."""
+
+    service: str
+    action: Action
+    use_case: str | None
+
+
+@dataclass(frozen=True)
+class AccessTable:
+    """Roles with their actions, and the rows in their order."""
+
+    roles: Mapping[str, frozenset[Action]]
+    rows: tuple[Row, ...]
+
+    def asked(self, method: str, path: str) -> Asked | None:
+        """What a request would do; None where nothing is known of it, so that it is refused.
+
+        Args:
+            method: as HTTP names it.
+            path: as it was sent, without the query. Nothing is decoded: a path that hides letters
+                fits no row.
+        """
+        for row in self.rows:
+            if method in row.methods and (found := row.path.fullmatch(path)):
+                named = found.groupdict().get("use_case")
+                return Asked(row.service, row.action, named or row.use_case)
+        return None
+
+    def allows(self, roles: Collection[str], action: Action) -> bool:
+        """True where one of the roles has the action; a role that is not in the table has none."""
+        return any(action in self.roles.get(role, ()) for role in roles)
+
+    def refusal(self, subject: Subject, asked: Asked | None, config: SignIn) -> str:
+        """Why a subject may not do it; empty where it may."""
+        if asked is None:
+            return "nothing is known of this path"
+        if not self.allows(subject.roles, asked.action):
+            return f"no role of yours has the action {asked.action}"
+        if asked.use_case == EVERY:
+            return ""
+        if subject.tenant != config.owner(asked.use_case):
+            return "it is another tenant's"
+        if not {EVERY, asked.use_case} & set(subject.use_cases):
+            return "your token is not for this use case"
+        return ""
+
+
+@cache
+def access_table() -> AccessTable:
+    """The table of `access.yaml`."""
+    read = read_yaml(TABLE, TABLE.name)
+    actions = {*get_args(Action)}
+    roles = {role: frozenset(actions & set(named)) for role, named in read["roles"].items()}
+    rows = tuple(
+        Row(service, frozenset(methods.split("|")), re.compile(path), action, *use_case)
+        for service, listed in read["services"].items()
+        for methods, path, action, *use_case in listed
+    )
+    return AccessTable(roles, rows)

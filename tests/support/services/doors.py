@@ -1,0 +1,238 @@
+"""The platform's door for tests: Envoy, the door, Prefect, MLflow, serving; an issuer of tokens."""
+
+import base64
+import hashlib
+import os
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+import httpx
+import uvicorn
+import yaml
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from infra.bench.serving.installation import PLENTY, Signer
+from infra.gateway.config import DOOR_SOCKET, GatewayFiles
+from infra.gateway.envoy import Admin
+from infra.orchestration.client import read_password
+from infra.orchestration.embedded import free_port
+from infra.platform.api import answers
+from infra.platform.config import MLFLOW_SECRET, PlatformConfig
+from infra.platform.files import PlatformFiles, ensure_password
+from infra.platform.services import Plan, mlflow_service, prefect_service
+from serving.security.certificates import ensure_authority
+from tasks.contracts.serving import live_addresses
+from tasks.governance.journal import Journal
+from tests.support.host.processes import python, wait_until
+from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
+
+CLIENT, SECRET = "falaj", "a-secret-of-the-client"
+START_LIMIT_S = 180
+
+
+@dataclass
+class Provider(Signer):
+    """A small OpenID provider over HTTP: discovery, keys, code flow with PKCE for one person."""
+
+    person: dict[str, Any] = field(default_factory=dict)
+    codes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def token(self, *roles: str, **claims: Any) -> str:
+        usual = {"aud": CLIENT, "iat": int(time.time()), "tenant": "falaj", "use_cases": ["*"]}
+        return super().token(*roles, **(usual | claims))
+
+    def app(self) -> Starlette:
+        def discovery(_: Request) -> Response:
+            names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+            here = {name: f"{self.issuer}/{name}" for name in names}
+            return JSONResponse({"issuer": self.issuer, **here})
+
+        def keys(_: Request) -> Response:
+            return Response(self.keys(), media_type="application/json")
+
+        def authorize(request: Request) -> Response:
+            asked = dict(request.query_params)
+            assert (asked["client_id"], asked["response_type"]) == (CLIENT, "code")
+            self.codes[code := os.urandom(8).hex()] = asked
+            back = {"code": code, "state": asked["state"]}
+            return RedirectResponse(f"{asked['redirect_uri']}?{urlencode(back)}")
+
+        async def exchange(request: Request) -> Response:
+            sent = {k: v[0] for k, v in parse_qs((await request.body()).decode()).items()}
+            asked = self.codes.pop(sent["code"])
+            digest = hashlib.sha256(sent["code_verifier"].encode()).digest()
+            assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == asked["code_challenge"]
+            basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+            if request.headers["authorization"] != f"Basic {basic}":
+                return JSONResponse({"error": "invalid_client"}, 401)
+            token = self.token(**self.person)
+            found = {"access_token": "opaque", "token_type": "Bearer", "expires_in": 600}
+            return JSONResponse(found | {"id_token": token})
+
+        return Starlette(
+            routes=[
+                Route("/.well-known/openid-configuration", discovery),
+                Route("/jwks_uri", keys),
+                Route("/authorization_endpoint", authorize),
+                Route("/token_endpoint", exchange, methods=["POST"]),
+            ]
+        )
+
+
+@contextmanager
+def provider() -> Iterator[Provider]:
+    port = free_port()
+    made = Provider(f"http://127.0.0.1:{port}")
+    config = uvicorn.Config(made.app(), port=port, log_level="warning", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started, "the provider answers", 30)
+    try:
+        yield made
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@dataclass
+class Gate:
+    """A platform behind its door.
+
+    Attributes:
+        address: of the listener `platform`.
+        direct: addresses of the servers behind it.
+        passed: paths that came through to the feature server's stand-in.
+    """
+
+    home: Path
+    address: str
+    issuer: Provider
+    direct: dict[str, str]
+    passed: list[Asked] = field(default_factory=list)
+    programs: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return GatewayFiles(self.home).folder
+
+    def client(self, certificate: Any = None, **options: Any) -> httpx.Client:
+        authority = self.folder / "certificates" / "public-authority.pem"
+        context = ssl.create_default_context(cafile=str(authority))
+        if certificate is not None:
+            context.load_cert_chain(certificate.certificate, certificate.key)
+        return httpx.Client(base_url=self.address, verify=context, timeout=60, **options)
+
+    def bearer(self, *roles: str, **claims: Any) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.issuer.token(*roles, **claims)}"}
+
+    def start(self, name: str) -> None:
+        """`run` (Envoy) or `door`."""
+        line = ["-m", "falaj", "--home", str(self.home), "gateway", name]
+        with (self.home.parent / f"{name}.log").open("a") as log:
+            self.programs[name] = python(*line, stdout=log, stderr=log)
+        admin = Admin(self.folder, *([DOOR_SOCKET] if name == "door" else []))
+        wait_until(admin.is_ready, f"gateway {name} is up", START_LIMIT_S)
+
+    def stop(self, name: str) -> None:
+        self.programs[name].terminate()
+        self.programs.pop(name).wait(60)
+
+    def journal(self, action: str) -> list[dict[str, Any]]:
+        lines = [line.content for line in Journal(self.home / "audit").lines()]
+        return [line for line in lines if line.get("action") == action]
+
+
+def write_sign_in(home: Path, at: str, /, **settings: Any) -> None:
+    (home / "client-secret").write_text(f"{SECRET}\n")
+    described = {"issuer": at, "client_id": CLIENT, "client_secret": "client-secret"}
+    (home / "sign-in.yaml").write_text(yaml.safe_dump({**described, **settings}))
+
+
+@contextmanager
+def running_gate(folder: Path, *, servers: bool = True, **settings: Any) -> Iterator[Gate]:
+    """Start all; `settings` go into sign-in.yaml.
+
+    Real are Envoy, the door, Prefect's and MLflow's servers and the serving process (unless
+    `servers` is False); the feature server is a stand-in that answers all.
+    """
+    home = folder / "home"
+    home.mkdir(parents=True)
+    with ExitStack() as stack:
+        issuer = stack.enter_context(provider())
+        write_sign_in(home, issuer.issuer, **settings)
+        passed: list[Asked] = []
+
+        def answer(asked: Asked) -> Answer:
+            passed.append(asked)
+            return json_answer({"path": asked.path, "headers": dict(asked.headers)})
+
+        ports = {name: free_port() for name in ("edge", "platform", "prefect", "mlflow", "serving")}
+        stand_in = stack.enter_context(http_listener(answer))
+        direct = {n: f"http://127.0.0.1:{ports[n]}" for n in ("prefect", "mlflow")}
+        if not servers:
+            direct = dict.fromkeys(direct, stand_in)
+        authority = ensure_authority(folder / "clients", "clients")
+        behind = {name: url.removeprefix("http://") for name, url in direct.items()}
+        at = stand_in.removeprefix("http://")
+        edge = {
+            "models": {"model": {}},
+            "listen": f"127.0.0.1:{ports['edge']}",
+            "client_ca": str(authority.certificate),
+            "address_limit": PLENTY,
+            "workers": 1,
+            "platform": {
+                "listen": f"127.0.0.1:{ports['platform']}",
+                "features": dict.fromkeys(("flights", "churn"), at),
+                **behind,
+            },
+        }
+        (home / "edge").mkdir()
+        (home / "edge" / "edge.yaml").write_text(yaml.safe_dump(edge))
+        files = PlatformFiles(home)
+        for name in ("secret", MLFLOW_SECRET):
+            ensure_password(files, name)
+        for use_case in ("reports", "use_cases/churn/reports"):
+            page = home / use_case / "one" / "index.html"
+            page.parent.mkdir(parents=True)
+            page.write_text("a report")
+        gate = Gate(home, f"https://localhost:{ports['platform']}", issuer, direct, passed)
+        if servers:
+            plan = Plan(files, PlatformConfig(), ports, read_password(files.folder), os.environ, ())
+            plan = replace(plan, has_door=True)
+            for service in (prefect_service(plan), mlflow_service(plan)):
+                service.before_start()
+                log = stack.enter_context((folder / f"{service.name}.log").open("w"))
+                words = service.command[1:]
+                run = python(*words, env=dict(service.environment), stdout=log, stderr=log)
+                stack.callback(ended, run)
+            words = ("--http-port", "0", "--grpc-port", "0", "--admin-port", "0")
+            log = stack.enter_context((folder / "serving.log").open("w"))
+            known = {**os.environ, "FALAJ_HOME": str(home)}
+            run = python("-m", "serving", *words, env=known, stdout=log, stderr=log)
+            stack.callback(ended, run)
+            wait_until(lambda: bool(live_addresses(home)), "serving is up", START_LIMIT_S)
+            direct["serving"] = str(live_addresses(home)[0]["admin"])
+            for name, path in (("prefect", "/api/health"), ("mlflow", "/health")):
+                wait_until(partial(answers, direct[name] + path), f"{name} is up", START_LIMIT_S)
+        stack.callback(lambda: [gate.stop(name) for name in list(gate.programs)])
+        gate.start("door")
+        gate.start("run")
+        yield gate
+
+
+def ended(program: subprocess.Popen[str]) -> None:
+    program.terminate()
+    program.wait(60)

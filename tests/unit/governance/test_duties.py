@@ -1,0 +1,165 @@
+"""Who acts in a command, and what two people must do; tokens of a real issuer over HTTP."""
+
+import io
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from falaj.__main__ import main
+from tasks.governance.duties import acting, agreed_by_two, check_approver
+from tasks.governance.identity import (
+    CONTROLLER,
+    ROLES,
+    TOKEN_FILE,
+    Subject,
+    current_subject,
+    switch,
+)
+from tasks.governance.journal import Journal
+from tasks.kernel.errors import AccessError, TransientError
+from tests.support.services.doors import Provider, provider, write_sign_in
+from tests.support.services.signing import forged_tokens
+
+ABOUT = {"act": "start", "model": "delay", "version": "4", "release": "none"}
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Provider]:
+    with provider() as made:
+        yield made
+
+
+@pytest.fixture
+def home(issuer: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    (home := tmp_path / "home").mkdir()
+    write_sign_in(home, issuer.issuer, owners={"churn": "acme"})
+    return home
+
+
+def sign_in(home: Path, token: str) -> None:
+    (home.parent / "token").write_text(token)
+
+
+def lines(home: Path, action: str) -> list[dict[str, object]]:
+    read = [line.content for line in Journal(home / "audit").lines()]
+    return [line for line in read if line["action"] == action]
+
+
+def test_the_machines_user_is_the_owner_where_nobody_signs_in(tmp_path: Path) -> None:
+    found = acting(tmp_path, "approve", None, typed=" Ana ")
+    assert (found.name, found.roles, found.is_bound) == ("Ana", ROLES, False)
+    check_approver(found, "Ana", "version 1")
+    assert agreed_by_two(tmp_path, found, "release", ABOUT)
+    assert not (tmp_path / "audit").exists()
+
+
+def test_the_subject_of_the_token_acts_and_no_typed_name(home: Path, issuer: Provider) -> None:
+    sign_in(home, issuer.token("approver", sub="noor"))
+    assert acting(home, "approve", "flights").name == "noor"
+    for problem in (
+        {"typed": "ana"},
+        {"use_case": "churn"},
+        {"action": "administer"},
+        {"break_glass": "hurry"},
+    ):
+        with pytest.raises(AccessError):
+            acting(home, **{"action": "approve", "use_case": None, **problem})  # type: ignore[arg-type]
+    assert {str(line["reason"]) for line in lines(home, "refuse")} == {
+        "it is another tenant's",
+        "no role of yours has the action administer",
+    }
+
+
+def test_no_other_token_counts(home: Path, issuer: Provider) -> None:
+    now = int(time.time())
+    bad = [
+        *forged_tokens(issuer, "approver"),
+        issuer.token("approver", aud="another"),
+        issuer.token("approver", exp=now - 60),
+        issuer.token("approver", iat=now - 9 * 3600),
+        issuer.token("approver", iat=None),
+        issuer.token("approver", sub=CONTROLLER),
+        issuer.token("approver", tenant=None),
+        "x" * 10_000,
+    ]
+    for token in bad:
+        sign_in(home, token)
+        with pytest.raises(AccessError):
+            current_subject(home)
+    (home.parent / "token").unlink()
+    with pytest.raises(AccessError, match="falaj login"):
+        current_subject(home)
+
+
+def test_an_issuer_that_is_away_lets_nobody_act(home: Path, issuer: Provider) -> None:
+    sign_in(home, issuer.token("approver"))
+    write_sign_in(home, "http://127.0.0.1:9")
+    with pytest.raises(TransientError):
+        current_subject(home)
+
+
+def test_an_account_that_is_switched_off_gives_no_command(home: Path, issuer: Provider) -> None:
+    sign_in(home, issuer.token("admin", sub="omar"))
+    switch(home, ["omar"], "ana", off=True)
+    with pytest.raises(AccessError, match="switched off"):
+        current_subject(home)
+    (home / "access" / "denied.json").write_text("spoilt")
+    with pytest.raises(Exception, match="nobody is let in"):
+        current_subject(home)
+
+
+def test_who_trained_does_not_approve(home: Path) -> None:
+    noor = Subject("noor", "falaj", ("approver",), ("*",))
+    check_approver(noor, "omar", "version 1")
+    check_approver(noor, CONTROLLER, "version 1")
+    for trained_by in ("noor", None):
+        with pytest.raises(AccessError):
+            check_approver(noor, trained_by, "version 1")
+
+
+def test_a_release_needs_two_people_once_each_for_the_same_act(home: Path) -> None:
+    noor, ali = (Subject(name, "falaj", ("approver",), ("*",)) for name in ("noor", "ali"))
+    assert not agreed_by_two(home, noor, "release", ABOUT)
+    assert not agreed_by_two(home, noor, "release", ABOUT)
+    assert not agreed_by_two(home, ali, "release", ABOUT | {"version": "5"})
+    assert agreed_by_two(home, ali, "release", ABOUT)
+    assert not agreed_by_two(home, ali, "release", ABOUT)  # the first agreement is spent
+    (line,) = lines(home, "agreed")
+    assert (line["first"], line["who"]["subject"]) == ("noor", "ali")  # type: ignore[index]
+
+
+def test_an_admin_breaks_the_glass_loudly(
+    home: Path, issuer: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    sign_in(home, issuer.token("admin", sub="omar"))
+    with pytest.raises(AccessError):
+        acting(home, "approve", None)
+    with pytest.raises(AccessError, match="reason"):
+        acting(home, "approve", None, break_glass=" ")
+    broken = acting(home, "approve", None, break_glass="the site is down")
+    check_approver(broken, "omar", "version 1")
+    assert agreed_by_two(home, broken, "release", ABOUT)
+    (line,) = lines(home, "break-glass")
+    assert (line["said"], line["who"]["subject"]) == ("the site is down", "omar")  # type: ignore[index]
+    assert "omar broke the glass to approve: the site is down" in caplog.text
+
+
+def test_a_token_is_kept_for_its_owner_alone(
+    home: Path,
+    issuer: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(home))
+    monkeypatch.setattr("sys.stdin", io.StringIO(issuer.token("auditor", sub="ana") + "\n"))
+    assert main(["login"]) == 0
+    assert stat.S_IMODE((home.parent / "token").stat().st_mode) == 0o600
+    assert main(["whoami"]) == 0
+    assert "ana" in capsys.readouterr().out
+    assert main(["access", "off", "omar"]) != 0  # an auditor only looks
+    monkeypatch.setattr("sys.stdin", io.StringIO("no token\n"))
+    assert main(["login"]) != 0
