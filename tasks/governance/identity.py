@@ -28,8 +28,7 @@ from pydantic import ConfigDict, Field, PositiveInt, field_validator
 from tasks.governance.journal import process_identity
 from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
 from tasks.kernel.files import locked, private_folder, read_yaml, write_atomically
-from tasks.kernel.values import is_loopback
-from tasks.kernel.values import Contract, checked
+from tasks.kernel.values import Contract, checked, is_loopback
 
 ROLES = ("viewer", "operator", "approver", "auditor", "admin")
 EVERY = "*"
