@@ -6,6 +6,7 @@ Every method raises only `TransientError`, `StorageError` or `RegistryError`.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from tasks.contracts.base import Contract, ModelVersionRef
 from tasks.governance import signing
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import RegistryError
-from tasks.kernel.settings import drop, put, send
+from tasks.kernel.keys.choice import TRUSTED
+from tasks.kernel.settings import bring, drop, put, send
 from tasks.registry.connection import (
     ADDRESS,
     RegistryLocation,
@@ -54,6 +56,8 @@ WITHDRAWN_TAG = "withdrawn"  # of a version that must never serve again: why
 OWNER_TAG = "use_case"  # of a registered model: who registers and promotes under its name
 NOBODY = "none"
 MODEL_FOLDER, MANIFEST_FILE = "model", "model.json"
+ADOPTED = "adopted"
+"""What is signed once all versions of earlier releases are."""
 _MAX_PARAMETERS = 100  # MLflow's bounds on one batch
 _MAX_METRICS = 1000
 
@@ -124,6 +128,27 @@ class RunState:
 
     run_id: str
     is_complete: bool
+
+
+def may_adopt(state: Path) -> bool:
+    """Whether versions without a signature are of an earlier release: none was registered since.
+
+    Whoever can make it look so by removing a file of the state can add a key to it as well; with
+    `FALAJ_TRUSTED_KEYS` nothing is adopted.
+    """
+    known = signing.read(signing.record_path(state, ADOPTED))
+    return known is None and not os.environ.get(TRUSTED)
+
+
+def adopt(version: RegisteredVersion) -> None:
+    """Sign what an earlier release registered, as it is; the registry's digests are asked later."""
+    folder = bring(version.folder)
+    for root in (folder / MANIFEST_FILE, folder / "variants.json"):
+        source = root.with_name(f"{root.name}{signing.END}")
+        if root.is_file() and signing.read(source) is None:
+            names = [path.name for path in folder.iterdir() if path.suffix != signing.END]
+            files = signing.digests(folder, names)
+            signing.sign(version.state, version.subject, files, source)
 
 
 class Registry:
@@ -272,6 +297,10 @@ class Registry:
         Raises:
             SignatureError: the key is not trusted here.
         """
+        if may_adopt(self.state):
+            for earlier in (v for known in self.names() for v in self.versions(known)):
+                adopt(earlier)
+            signing.sign(self.state, ADOPTED, {ADOPTED: hashlib.sha256().hexdigest()})
         folder, subject = run.folder / MODEL_FOLDER, f"models/{name}/{run.run_id}"
         signed = signing.digests(folder, (path.name for path in folder.iterdir()))
         signing.sign(self.state, subject, signed, folder / f"{MANIFEST_FILE}{signing.END}")

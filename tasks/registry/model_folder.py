@@ -52,7 +52,9 @@ from tasks.registry.mlflow_registry import (
     ORIGIN_TAG,
     VARIANTS_TAG,
     RegisteredVersion,
+    adopt,
     held_registry,
+    may_adopt,
 )
 
 Value = TypeVar("Value", bound=BaseModel)
@@ -353,6 +355,8 @@ def _signed_value(
     if (value := _read_value(version, name, tag, kind, damage)) is None:
         return None
     files, source = {name: version.tags[tag]}, version.folder / f"{name}{signing.END}"
+    if signing.read(source) is None and may_adopt(version.state):
+        adopt(version)
     try:
         signing.check(version.state, version.subject, files, source)
     except SignatureError as exc:

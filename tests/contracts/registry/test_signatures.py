@@ -159,6 +159,26 @@ def test_an_older_version_is_signed_by_one_command_that_the_error_names(
     assert "program.pt2 has SHA-256" in capsys.readouterr().err
 
 
+def test_versions_of_before_signatures_are_adopted_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.promoted(0)
+    version = world.version(1)
+    for file in [*version.folder.glob("*.sig"), signing.record_path(world.home, "adopted")]:
+        file.unlink()
+    monkeypatch.setenv("FALAJ_TRUSTED_KEYS", str(world.home / "keyring"))
+    with pytest.raises(SignatureError):
+        find_champion(NAME, world.location, world.store)
+    monkeypatch.delenv("FALAJ_TRUSTED_KEYS")
+    assert find_champion(NAME, world.location, world.store).version == version.ref
+    (version.folder / "model.json.sig").unlink()
+    world.register(1)  # from now on nothing is of before
+    assert (version.folder / "model.json.sig").exists()
+    (version.folder / "model.json.sig").unlink()
+    with pytest.raises(SignatureError, match="falaj models sign flight-delay 1"):
+        find_champion(NAME, world.location, world.store)
+
+
 def test_a_training_set_of_somebody_else_is_not_trained_on(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     made, home = shop.training_set(), shop.settings.home
