@@ -18,12 +18,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate, expires_at
+from tasks.governance.identity import ROLES
 from tasks.kernel.errors import ConfigurationError, LostKeyError, NotRunningError
 from tasks.kernel.files import private_folder, read_yaml, write_atomically
 from tasks.kernel.keys.address import CA, KEYS, OWN, TOKEN_FILE, own_openbao
 from tasks.kernel.keys.openbao import OpenBao, RefusedError
 
-ROLES = ("viewer", "operator", "approver", "admin", "auditor")
 PROGRAMS = ("platform", "worker", "serving", "accounts")
 """Processes that sign in by a file of `openbao/secrets`."""
 INITIALISING_S = 300

@@ -156,7 +156,7 @@ def owner() -> Subject:
     return Subject(process_identity()["user"], "", ROLES, (EVERY,), is_bound=False)
 
 
-def current_subject(home: Path, environment: Mapping[str, str] | None = None) -> Subject:
+def current_subject(home: Path) -> Subject:
     """Who gives the command that this process carries out.
 
     Raises:
@@ -166,7 +166,7 @@ def current_subject(home: Path, environment: Mapping[str, str] | None = None) ->
     config = read_sign_in(home)
     if config is None:
         return owner()
-    file = token_file(config, os.environ if environment is None else environment)
+    file = token_file(config, os.environ)
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as exc:

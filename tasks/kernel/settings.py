@@ -890,7 +890,7 @@ def code_digest(module_file: str, *also: str, without: Collection[str] = ()) -> 
     return statements_digest(Path(module_file), PROJECT_ROOT, also, without)
 
 
-def tool_python(name: str, environment: Mapping[str, str] | None = None) -> Path | None:
+def tool_python(name: str) -> Path | None:
     """Interpreter of an environment that one tool has to itself; None where there is none.
 
     A tool whose packages cannot be beside the project's runs there, as a process of its own.
@@ -898,11 +898,9 @@ def tool_python(name: str, environment: Mapping[str, str] | None = None) -> Path
     Args:
         name: such as `triton`. `FALAJ_TRITON_PYTHON` names the interpreter; else it is that of
             `.venv-triton` beside the code, where `make` puts it.
-        environment: variables; those of this process where None.
     """
-    env = os.environ if environment is None else environment
     variable = f"FALAJ_{name.upper().replace('-', '_')}_PYTHON"
-    python = Path(env.get(variable) or PROJECT_ROOT / f".venv-{name}" / "bin" / "python")
+    python = Path(os.environ.get(variable) or PROJECT_ROOT / f".venv-{name}" / "bin" / "python")
     return python if python.is_file() else None
 
 

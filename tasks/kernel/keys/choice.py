@@ -30,22 +30,18 @@ def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeySt
     return named_keys(home, environment) or files
 
 
-def trusted_keys(
-    home: Path, name: str, environment: Mapping[str, str] | None = None
-) -> Mapping[str, bytes]:
+def trusted_keys(home: Path, name: str) -> Mapping[str, bytes]:
     """PEM of the public keys, by id, that signatures are checked with.
 
     Args:
         home: the state folder; its own keys are trusted where `FALAJ_TRUSTED_KEYS` is not set.
         name: of the key.
-        environment: default: this process's.
 
     Raises:
         ConfigurationError: the folder of that variable holds no such key.
     """
-    env = os.environ if environment is None else environment
-    if not (folder := env.get(TRUSTED)):
-        own = FileKeys(home / "keyring") if name == IMPORTS else key_store(home, env)
+    if not (folder := os.environ.get(TRUSTED)):
+        own = FileKeys(home / "keyring") if name == IMPORTS else key_store(home)
         return own.public_keys(name)
     if not (found := FileKeys(Path(folder).expanduser()).public_keys(name)):
         raise ConfigurationError(

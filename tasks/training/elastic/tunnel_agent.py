@@ -32,17 +32,8 @@ def main() -> int:
     made = ["ip", "link", "add", name, "type", "wireguard"]
     if subprocess.run(made, capture_output=True, check=False).returncode:
         guard = str(Path(__file__).parents[2] / "kernel" / "guard.py")
-        line = [
-            sys.executable,
-            "-S",
-            guard,
-            str(os.getpid()),
-            "1",
-            "--",
-            "wireguard-go",
-            "-f",
-            name,
-        ]
+        command = ["wireguard-go", "-f", name]
+        line = [sys.executable, "-S", guard, str(os.getpid()), "1", "--", *command]
         program = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _await_interface(name)

@@ -194,6 +194,22 @@ def errors() -> Iterator[str]:
         yield f"| {kind.code} | `{kind.__name__}` | {_first_paragraph(kind)} |"
 
 
+def licences() -> Iterator[str]:
+    """Packages that are installed here, of those that Falaj requires."""
+    from infra.licences import required
+    from tasks.governance.bill import licence_of
+
+    packages, base = required(), required(())
+    yield "# Licences\n"
+    yield (
+        f"{len(packages)} packages are required by Falaj with its extras `train`, `convert` and "
+        f"`serve`, {len(base)} of\nthem without any extra. Read from what is installed.\n"
+    )
+    yield "| package | version | licence |\n|---|---|---|"
+    for one in packages:
+        yield f"| {one.name} | {one.version.partition('+')[0]} | {licence_of(one.metadata)} |"
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "command-line": commands,
     "use-case": use_case,
@@ -204,6 +220,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "events": events,
     "gates": gates,
     "errors": errors,
+    "licences": licences,
 }
 
 
