@@ -70,7 +70,11 @@ def enable(
 
 @app.command
 def rotate(*, context: Here) -> Shown:
-    """Make a new version of the key; servers use it within ten minutes, and lose no answer."""
+    """Make a new version of the key; servers use it within ten minutes, and lose no answer.
+
+    Examples:
+        falaj encryption rotate
+    """
     settings, name, keys = _key(context)
     keys_at(keys).rotate(name)
     encrypt_password_again(settings.home)
@@ -80,7 +84,11 @@ def rotate(*, context: Here) -> Shown:
 
 @app.command
 def lock(*, context: Here) -> Shown:
-    """Unmount the state folder; the next command mounts it again, if it can have the key."""
+    """Unmount the state folder; the next command mounts it again, if it can have the key.
+
+    Examples:
+        falaj encryption lock
+    """
     settings, name, _ = _key(context)
     lock_state(settings.home)
     return Shown({"key": name}, [row("Locked", settings.home)])
@@ -88,7 +96,11 @@ def lock(*, context: Here) -> Shown:
 
 @app.command
 def destroy(*, context: Here) -> Shown:
-    """Destroy the key: all that it encrypted, backups too, is unreadable for good."""
+    """Destroy the key: all that it encrypted, backups too, is unreadable for good.
+
+    Examples:
+        falaj encryption destroy --yes
+    """
     settings, name, keys = _key(context)
     context.confirm(f"Nobody will ever read what the key {name!r} encrypted. Destroy it?")
     with nobody_else(settings.home):

@@ -80,6 +80,7 @@ class PrefectApi:
         command += ["--pool", pool, "--name", f"{pool}-{secrets.token_hex(3)}"]
         log = self.home / f"worker-{pool}.log"
         usual = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PATH": path_to_python(os.environ)}
+        usual["FALAJ_HOME"] = str(self.home / "state")
         variables = self.command_environment(**usual | environment)
         with guarded_process(command, log, variables, folder=self.home) as process:
             yield process

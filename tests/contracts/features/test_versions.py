@@ -40,7 +40,9 @@ class Bench:
         self.installation = Installation(home, self.repository)
         self._leave_two_views()
         home.mkdir(parents=True, exist_ok=True)
-        (home / "artifacts").symlink_to(shared.home / "artifacts")
+        for name in ("artifacts", "signatures", "keyring"):
+            (shared.home / name).mkdir(exist_ok=True)
+            (home / name).symlink_to(shared.home / name)
 
     def _leave_two_views(self) -> None:
         """What is tested here is the same for seven views, and takes longer."""

@@ -334,7 +334,8 @@ def test_an_admin_breaks_the_glass_to_approve(world: World, people: Provider) ->
     assert main(["models", "approve", NAME, "1"]) == 2
     assert main(["models", "approve", NAME, "1", "--break-glass", "the site is down"]) == 0
     actions = [line.content["action"] for line in Journal(world.home / "audit").lines()]
-    assert actions == ["refuse", "break-glass", "answer-promotion"]
+    wanted = ["refuse", "break-glass", "answer-promotion"]
+    assert [action for action in actions if action in wanted] == wanted
 
 
 def test_an_answer_in_the_ui_counts_under_the_name_that_the_door_wrote(

@@ -94,7 +94,7 @@ def test_what_was_changed_is_not_promoted_trained_on_or_restored(
     if name in (PROGRAM, MANIFEST, f"{MANIFEST}.sig"):
         with pytest.raises(REFUSED):
             fetch_version(version.ref, world.location, world.store)
-    assert main(["models", "verify", NAME, "1", "--home", str(world.home)]) == 1
+    assert main(["verify", f"models/{NAME}/1", "--home", str(world.home)]) == 4
     if by_stranger or name in SIGNATURES:
         assert refusals(world.home)[0] == version.subject
     else:
