@@ -15,24 +15,14 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from falaj.context import (
-    EXIT_DATA,
-    EXIT_FAILED,
-    EXIT_NOT_RUNNING,
-    EXIT_WRONG_INPUT,
-    Here,
-    Shown,
-    row,
-)
+from falaj.context import EXIT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING, Here, Shown, row
 from tasks.governance.journal import process_identity
 from tasks.kernel.errors import ConfigurationError, DataContractError, SignatureError
 from tasks.kernel.files import private_folder, read_yaml, replacing, write_atomically
@@ -43,10 +33,8 @@ from tasks.kernel.settings import PROJECT_ROOT, bring, children
 
 FOLDER = Path(__file__).parent / "frameworks"
 MANIFEST, PAGE = "manifest.json", "page.html"
-LARGEST_MANIFEST = 2**24
-LIMIT_S = 600
-"""For one command."""
-ANY = "*"
+LARGEST_MANIFEST, LIMIT_S = 2**24, 600
+"""Bytes; seconds for one command."""
 State = Literal["shown", "not all well", "cannot be shown here", "could not be run"]
 
 
@@ -56,23 +44,23 @@ class Control(BaseModel, frozen=True, extra="forbid"):
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")
     title: str
     question: str
-    command: str = ""
+    command: str = Field(min_length=1)
     files: str = ""
-    """A pattern, in place of a command."""
+    """A pattern of what the command made before; without it the command is run."""
     within: Literal["state", "checkout"] = "state"
-    made_by: str = ""
     needs: tuple[str, ...] = ()
     decides: dict[str, Any] = {}
     not_shown: str = Field(min_length=1)
 
-    @property
-    def repeat(self) -> str:
-        """What a person types to see the same."""
-        return f"falaj {self.command}" if self.command else self.made_by
+
+class Framework(BaseModel, frozen=True, extra="forbid"):
+    """A catalogue."""
+
+    title: str
+    controls: tuple[Control, ...]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What was seen; `code` is None where no command was run to its end."""
 
     document: Any
@@ -105,51 +93,45 @@ def evidence(
     """
     if check is not None:
         return _check(check, context.home)
-    title, controls = read_framework(framework)
-    if not (home := context.home).is_dir():
-        raise ConfigurationError(
-            f"there is no state folder {home}; name one with --home or FALAJ_HOME"
-        )
-    asked, now = cache(_run), datetime.now(UTC).replace(microsecond=0)
-    answers = [asked(c.command) if c.command else _read(c, home) for c in controls]
-    judged = [(c, a, judge(c, a)) for c, a in zip(controls, answers, strict=True)]
-    files = {
-        f"answers/{control.id}.json": json.dumps(
-            {**control.model_dump(), "state": state, "answer": asdict(answer)}, indent=1
-        ).encode()
-        for control, answer, state in judged
-    }
-    about: dict[str, Any] = {"framework": framework, "title": title, "time": now.isoformat()}
-    about |= {"falaj": version("falaj"), "who": process_identity()}
-    counts = Counter(state for _, _, state in judged)
-    files[PAGE] = _page(judged=judged, counts=counts, now=now, **about).encode()
+    catalogue, home = read_framework(framework), context.home
+    if not home.is_dir():
+        seen = f"there is no state folder {home}"
+        raise ConfigurationError(f"{seen}; name one with --home or FALAJ_HOME")
+    from tasks.reporting.page import page_environment
+
+    now, judged, files = datetime.now(UTC), [], {}
+    for control in catalogue.controls:
+        answer = _read(control, home) if control.files else _run(control.command)
+        judged.append((control, answer, judge(control, answer)))
+        facts = {**control.model_dump(), "state": judged[-1][2], "answer": answer._asdict()}
+        files[f"answers/{control.id}.json"] = json.dumps(facts, indent=1).encode()
+    states = Counter(state for _, _, state in judged)
+    about: dict[str, Any] = {"framework": framework, "title": catalogue.title}
+    about |= {"time": f"{now:%FT%TZ}", "falaj": version("falaj"), "who": process_identity()}
+    template = page_environment().get_template("evidence.html.j2")
+    files[PAGE] = template.render(judged=judged, states=states, now=now, **about).encode()
     digests = {n: {"sha256": _sha256(each), "bytes": len(each)} for n, each in files.items()}
     files[MANIFEST] = signed(key_store(home), {**about, "files": digests}).encode()
     folder = out / f"evidence-{framework}-{now:%Y%m%dT%H%M%SZ}"
-    archive = _write(folder, files, now)
-    shown = [{"id": c.id, "title": c.title, "state": s, "repeat": c.repeat} for c, _, s in judged]
-    lines = [f"{each['id']:<8}{each['state']:<22}{each['title']}" for each in shown]
-    lines += [row("Page", folder / PAGE), row("Archive", archive)]
-    facts = {**about, "page": folder / PAGE, "archive": archive, "states": counts}
-    code = EXIT_FAILED if counts["could not be run"] else 0
-    return Shown({**facts, "controls": shown}, lines, code)
+    about |= {"page": folder / PAGE, "archive": _write(folder, files, now), "states": states}
+    about["controls"] = [{"id": c.id, "state": s, "command": c.command} for c, _, s in judged]
+    lines = [f"{c.id:<8}{state:<22}{c.title}" for c, _, state in judged]
+    lines += [row("Page", about["page"]), row("Archive", about["archive"])]
+    return Shown(about, lines, EXIT_FAILED if states["could not be run"] else 0)
 
 
-def read_framework(name: str) -> tuple[str, list[Control]]:
-    """Title and controls of a framework.
+def read_framework(name: str) -> Framework:
+    """The catalogue of that name.
 
     Raises:
-        ConfigurationError: there is none of that name, or its file is wrong.
+        ConfigurationError: there is none, or its file is wrong.
     """
     known = {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
     if name not in known:
         raise ConfigurationError(f"no framework {name!r}; there is {', '.join(known)}")
-    content = read_yaml(known[name], name)
     try:
-        return str(content["title"]), TypeAdapter(list[Control]).validate_python(
-            content["controls"]
-        )
-    except (KeyError, ValidationError) as exc:
+        return Framework.model_validate(read_yaml(known[name], name))
+    except ValidationError as exc:
         raise ConfigurationError(f"{known[name]} is no catalogue: {exc}") from exc
 
 
@@ -157,9 +139,8 @@ def judge(control: Control, answer: Answer) -> State:
     """Whether an answer is good; what is not clear is not."""
     if answer.code is None:
         return "could not be run"
-    if answer.code in (EXIT_WRONG_INPUT, EXIT_NOT_RUNNING):
-        return "cannot be shown here"
-    if answer.code == EXIT_FAILED and answer.document is None:  # such as: nothing is registered
+    says_why = answer.document is None and answer.code < EXIT_NOT_RUNNING
+    if (says_why and answer.code) or answer.code == EXIT_NOT_RUNNING:  # nothing is registered, say
         return "cannot be shown here"
     if answer.code:
         return "not all well"
@@ -167,7 +148,7 @@ def judge(control: Control, answer: Answer) -> State:
         return "cannot be shown here"
     for place, wanted in control.decides.items():
         found = _at(answer.document, place)
-        if not found or not all(bool(v) if wanted == ANY else v == wanted for v in found):
+        if not found or not all(bool(v) if wanted == "*" else v == wanted for v in found):
             return "not all well"
     return "shown"
 
@@ -178,17 +159,16 @@ def _at(document: Any, place: str) -> list[Any]:
     for name in filter(None, place.split("/")):
         inside = [dict(enumerate(v)) if isinstance(v, list) else v for v in values]
         named = [v for v in inside if isinstance(v, dict)]
-        values = [e for v in named for key, e in v.items() if name in (ANY, key)]
+        values = [e for v in named for key, e in v.items() if name in ("*", key)]
     return values
 
 
 def _run(command: str) -> Answer:
     """Ask in a process of its own, as a person would."""
-    line, began = [sys.executable, "-m", "falaj", *shlex.split(command), "--json"], time.monotonic()
+    line = [sys.executable, "-m", *shlex.split(command), "--json"]
+    began, closed = time.monotonic(), subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run(line, stdin=closed, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return Answer(None, None, f"no answer within {LIMIT_S} s", LIMIT_S)
     said = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
@@ -215,12 +195,6 @@ def _read(control: Control, home: Path) -> Answer:
         except (ValueError, SignatureError) as exc:
             return Answer(found, EXIT_DATA, f"{file.name}: {exc}", 0)
     return Answer(found, 0, "", 0)
-
-
-def _page(**shown: Any) -> str:
-    from tasks.reporting.page import page_environment
-
-    return page_environment().get_template("evidence.html.j2").render(**shown)
 
 
 def _write(folder: Path, files: dict[str, bytes], now: datetime) -> Path:
@@ -257,20 +231,14 @@ def _check(archive: Path, home: Path) -> Shown:
             files = about["files"]
             changed = sorted(_differing(opened, files))
     except (OSError, *_UNREADABLE) as exc:
-        raise DataContractError(
-            f"{archive} is no archive of evidence that can be read: {exc}; give the .zip that "
-            "`falaj evidence` wrote"
-        ) from exc
-    wrong = {
-        "changed": changed,
-        "missing": sorted({*files} - {*held}),
-        "added": sorted(n for n, num in held.items() if num > 1 or n not in {*files, MANIFEST}),
-    }
+        seen = f"{archive} is no archive of evidence that can be read: {exc}"
+        raise DataContractError(f"{seen}; give the .zip that `falaj evidence` wrote") from exc
+    added = sorted(n for n, num in held.items() if num > 1 or n not in {*files, MANIFEST})
+    wrong = {"changed": changed, "missing": sorted({*files} - {*held}), "added": added}
     lines = [row(kind, name) for kind, names in wrong.items() for name in names]
-    end = f"{about['title']}, {about['time']}, {len(files)} files"
-    is_whole = not any(wrong.values())
-    lines.append(f"{end}: {'as they were signed' if is_whole else 'NOT as they were signed'}")
-    return Shown({**about, **wrong}, lines, 0 if is_whole else EXIT_DATA)
+    code, said = (EXIT_DATA, "NOT as they were signed") if lines else (0, "as they were signed")
+    lines.append(f"{about['title']}, {about['time']}, {len(files)} files: {said}")
+    return Shown({**about, **wrong}, lines, code)
 
 
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
