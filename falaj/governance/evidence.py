@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -110,7 +111,8 @@ def evidence(
     about |= {"time": f"{now:%FT%TZ}", "falaj": version("falaj"), "who": process_identity()}
     template = page_environment().get_template("evidence.html.j2")
     files[PAGE] = template.render(judged=judged, states=states, now=now, **about).encode()
-    digests = {n: {"sha256": _sha256(each), "bytes": len(each)} for n, each in files.items()}
+    sha256 = {name: hashlib.sha256(each).hexdigest() for name, each in files.items()}
+    digests = {n: {"sha256": sha256[n], "bytes": len(each)} for n, each in files.items()}
     files[MANIFEST] = signed(key_store(home), {**about, "files": digests}).encode()
     folder = out / f"evidence-{framework}-{now:%Y%m%dT%H%M%SZ}"
     about |= {"page": folder / PAGE, "archive": _write(folder, files, now), "states": states}
@@ -229,7 +231,7 @@ def _check(archive: Path, home: Path) -> Shown:
             if not isinstance(about, dict) or "framework" not in about:  # a certificate, perhaps
                 raise SignatureError(f"{what} is none of evidence. Nothing of it was used")
             files = about["files"]
-            changed = sorted(_differing(opened, files))
+            changed = sorted({*files} & {*held} - {*_whole(opened, files)})
     except (OSError, *_UNREADABLE) as exc:
         seen = f"{archive} is no archive of evidence that can be read: {exc}"
         raise DataContractError(f"{seen}; give the .zip that `falaj evidence` wrote") from exc
@@ -245,20 +247,11 @@ _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueErro
 """What `zipfile` raises of damaged, encrypted and strange content."""
 
 
-def _differing(opened: zipfile.ZipFile, files: dict[str, Any]) -> Iterator[str]:
-    """Names whose content is not what was signed; none is read beyond its signed size."""
+def _whole(opened: zipfile.ZipFile, files: dict[str, Any]) -> Iterator[str]:
+    """Names whose content is what was signed; none is read beyond its signed size."""
     for info in opened.infolist():
-        if (known := files.get(info.filename)) is None:
-            continue
-        seen = ""
-        if info.file_size == known["bytes"] and info.compress_type == zipfile.ZIP_STORED:
-            try:
-                seen = _sha256(opened.read(info))
-            except _UNREADABLE:
-                seen = ""
-        if seen != known["sha256"]:
-            yield info.filename
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+        known, is_plain = files.get(info.filename, {}), info.compress_type == zipfile.ZIP_STORED
+        if is_plain and info.file_size == known.get("bytes"):
+            with suppress(*_UNREADABLE):
+                if hashlib.sha256(opened.read(info)).hexdigest() == known["sha256"]:
+                    yield info.filename
