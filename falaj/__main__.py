@@ -91,6 +91,7 @@ COMMANDS = {
             "records.audit:app",
             "Show and verify the journal: who did what, what was refused.",
         ),
+        "evidence": ("governance.evidence:evidence", "Collect what shows an auditor's controls."),
     },
     "Services": {
         "up": ("platform:up", "Start the platform and deploy; harmless where it runs."),

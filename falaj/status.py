@@ -21,6 +21,7 @@ from falaj.platform import platform_files
 from flows.config import PipelineConfig, read_pipeline_config
 from infra.orchestration.client import is_running
 from tasks.kernel.errors import ArtifactError, ConfigurationError, NotRunningError
+from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.settings import PROJECT_ROOT, USE_CASE_FILE, Settings, platform_address
 
 HIDDEN = "***"
@@ -237,6 +238,7 @@ def _settings_values(settings: Settings, named: dict[str, str]) -> Iterator[Valu
         "state": (settings.location.url if settings.location else settings.home, "FALAJ_STATE"),
         "database_url": (settings.metadata_url, "FALAJ_DATABASE_URL"),
         "leases": (settings.leases_path, "FALAJ_LEASES"),
+        "encryption": (os.environ.get(ENCRYPTION, ""), ENCRYPTION),
     }
     for name, (value, variable) in values.items():
         option = {"home": "--home or ", "project": "--project or "}.get(name, "")
