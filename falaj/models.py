@@ -183,6 +183,7 @@ def sign(
     Examples:
         falaj models sign flight-delay 3
     """
+    acting(context.settings, "approve", None)
     found, _ = find_version(model, version, context)
     sign_version(found)
     return Shown(found.ref, [row("Signed", found)])

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from falaj.context import Here, Shown, row
+from falaj.context import Here, Shown, acting, row
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys import envelope
@@ -30,6 +30,7 @@ def _key(context: Here) -> tuple[Settings, str, str]:
         ConfigurationError: nothing is encrypted.
     """
     settings = context.settings
+    acting(settings, "administer", None)
     name, keys = os.environ.get(ENCRYPTION), os.environ.get(KEYS)
     if not name or not keys:
         raise ConfigurationError(
@@ -56,10 +57,12 @@ def enable(
     """
     settings = Settings.from_environment()
     keys_at(keys)
-    if not settings.home.is_mount() and settings.home.exists():
-        with nobody_else(settings.home):
+    acting(settings, "administer", None)
+    folder, known = settings.home, settings.home.with_name(f"{settings.home.name}.encrypted")
+    if folder.exists() and not folder.is_mount() and not known.exists():
+        with nobody_else(folder):
             pass
-    num_files = encrypt_state(settings.home, name, keys)
+    num_files = encrypt_state(folder, name, keys)
     os.environ |= {ENCRYPTION: name, KEYS: keys}
     num_objects = _encrypt_objects(settings.location) if settings.location else 0
     Journal(settings.home / "audit").append("encrypt", subject={"key": name}, files=num_files)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cyclopts import Parameter
 
-from falaj.context import EXIT_DATA, Context, DryRun, Here, Shown, row
+from falaj.context import EXIT_DATA, Context, DryRun, Here, Shown, acting, row
 from falaj.state import location_of
 from flows.config import read_pipeline_config
 from infra.orchestration.embedded import only_run
@@ -82,6 +82,7 @@ def erase(
         falaj erase --entity customer=17 --backups /mnt/backups --yes
     """
     values, places = _values(entity), [location_of(where) for where in backups or []]
+    acting(context.settings, "administer", None)
     if not dry_run:
         context.confirm(f"Erase all rows of {' '.join(entity)}, for good?")
     with _eraser(context, values, alone=not dry_run) as (eraser, known):
@@ -167,6 +168,7 @@ def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:
     Examples:
         falaj export-subject customer-17 --entity customer=17
     """
+    acting(context.settings, "administer", None)
     if folder.exists():
         raise ConfigurationError(f"{folder} exists; expected a new folder. Nothing was written")
     values, home, written = _values(entity), context.home, Counter[str]()
@@ -200,7 +202,13 @@ def _values(entity: list[str]) -> dict[str, str]:
         raise ConfigurationError(
             f"--entity {unclear[0]} names no value; write it as NAME=VALUE. Nothing was changed"
         )
-    return dict(sorted(text.split("=", 1) for text in entity))
+    found = dict(sorted(text.split("=", 1) for text in entity))
+    if len(found) < len(entity):
+        raise ConfigurationError(
+            f"--entity names {', '.join(found)} twice; erase one entity after the other. Nothing "
+            "was changed"
+        )
+    return found
 
 
 @contextmanager

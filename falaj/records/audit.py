@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 from cyclopts.types import PositiveInt
 
-from falaj.context import EXIT_DATA, Context, Here, Shown, row
+from falaj.context import EXIT_DATA, Context, Here, Shown, acting, row
 from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
@@ -112,6 +112,7 @@ def begin(reason: str, /, *, context: Here) -> Shown:
     Examples:
         falaj audit begin "restored to try the upgrade"
     """
+    acting(context.settings, "administer", None)
     journal = _journal(context)
     context.confirm("Let this state's journal go on by itself, beside the one it was copied from?")
     name = journal.begin(reason)
@@ -206,9 +207,10 @@ def _act(act: dict[str, Any]) -> str:
     who = act.get("who", {})
     name = who.get("subject") or who.get("user") or "nobody"
     roles = f" ({', '.join(who['roles'])})" if who.get("roles") else ""
+    named = act.get("subject", {})
     subject = ", ".join(
         ", ".join(value) if isinstance(value, list) else str(value)
-        for value in act.get("subject", {}).values()
+        for value in (named.values() if isinstance(named, dict) else [named])
         if value
     )
     window = act.get("window")

@@ -44,10 +44,12 @@ def ends_of(address: str) -> list[End]:
         if address.startswith(("/", "file:")):
             return [End("file", "", address.removeprefix("file:"))]
         parts = [part for part in address.split(",") if "=" not in part]
-        return [End("", _host(part), "") for part in parts or [""]]
+        return [End("", _host(part.rpartition("@")[2]), "") for part in parts or [""]]
     try:
         found = urlsplit(address)
     except ValueError:
+        return [End(scheme, "", "")]
+    if "\\" in address:  # what clients make of it differs
         return [End(scheme, "", "")]
     query, path = dict(parse_qsl(found.query)), unquote(found.path)
     hosts = found.netloc.rpartition("@")[2].split(",")
@@ -56,7 +58,9 @@ def ends_of(address: str) -> list[End]:
         hosts = [host for text in named for host in text.split(",")] or hosts
         hosts = ["localhost" if not host or host.startswith("/") else host for host in hosts]
     if found.scheme.startswith("mailto"):
-        hosts += [mail.rpartition("@")[2] for mail in re.split("[,;]", query.get("to", "")) if mail]
+        given = [value for _, value in parse_qsl(found.query) if "@" in value] + [path.strip("/")]
+        mails = [mail for text in given for mail in re.split("[,;]", text) if mail]
+        hosts += [mail.rpartition("@")[2] for mail in mails]
     return [End(found.scheme, _host(host), normpath(path) if path else "") for host in hosts]
 
 

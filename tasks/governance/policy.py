@@ -18,6 +18,7 @@ from datetime import UTC, date, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+from unicodedata import category, normalize
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -59,10 +60,16 @@ class Waiver(Contract):
 
     def fault(self, today: date) -> str | None:
         """Why it does not count; None where it does."""
-        people = {name.strip().casefold() for name in self.approved_by} - {""}
+        people = {_person(name) for name in self.approved_by} - {""}
         if self.until < today:
             return f"it ended on {self.until}"
         return None if len(people) > 1 else "it needs two different people in approved_by"
+
+
+def _person(name: str) -> str:
+    """The same for each way of writing one name: width, accents, blanks, what cannot be seen."""
+    seen = (c for c in normalize("NFKC", name) if category(c) != "Cf")
+    return " ".join("".join(seen).casefold().split())
 
 
 class PolicyFile(Contract):

@@ -66,7 +66,7 @@ def sign(home: Path, subject: str, files: Mapping[str, str], target: Path | None
     """
     text = _bundle(key_store(home), subject, files)
     key = verify(trusted_keys(home, MODELS), subject, text, files)
-    Journal(home / "audit").append("sign", subject=subject, key=key, files=len(files))
+    Journal(home / "audit").append("sign", outcome="ok", subject=subject, key=key, files=len(files))
     put(target or record_path(home, subject), text)
 
 
@@ -186,7 +186,9 @@ def refused(home: Path, subject: str, exc: FalajError) -> None:
         return
     _REFUSED.add((home, subject, str(exc)))
     with suppress(FalajError):  # a place that cannot be written must not open what is refused
-        Journal(home / "audit").append("refuse-signature", subject=subject, code=exc.code, said=exc)
+        Journal(home / "audit").append(
+            "refuse-signature", subject=subject, outcome="refused", code=exc.code, said=exc
+        )
 
 
 def verify(

@@ -46,10 +46,15 @@ def open_state(home: Path, environment: MutableMapping[str, str]) -> None:
         with locked(_folder(home) / "lock"):
             if not home.is_mount():
                 _mount(home, _password(found))
+            if _plain(home).exists():  # of a call that was cut off
+                shutil.rmtree(_plain(home))
         # What libraries put aside is as confidential as what they read.
         environment["TMPDIR"] = str(private_folder(home / "spill"))
         tempfile.tempdir = None
-    elif environment.get(ENCRYPTION) and not home.is_mount():
+    elif (name := environment.get(ENCRYPTION)) and not home.is_mount():
+        if (keys := environment.get(KEYS)) and not _holds_files(home):
+            encrypt_state(home, name, keys)  # a new one
+            return
         raise ConfigurationError(
             f"{ENCRYPTION} is set, and {home} is not encrypted; run `falaj encryption enable`, or "
             "mount an encrypted file system there. Nothing was done"
@@ -77,14 +82,28 @@ def encrypt_state(home: Path, name: str, keys: str) -> int:
             f"{keys} lies in {home}, which its keys are to encrypt; name a folder elsewhere, best "
             "on another disk, or OpenBao. Nothing was changed"
         )
-    plain = home.with_name(f"{home.name}.plain")
-    has_content = home.exists() and any(home.iterdir())
-    if not home.is_mount() and not plain.exists() and (has_content or _settings(home) is None):
+    found, plain = _settings(home), _plain(home)
+    if found is None:
+        if plain.exists() or home.is_mount():
+            seen = plain if plain.exists() else f"a mount at {home}"
+            raise ConfigurationError(
+                f"there is {seen}, and nothing that was encrypted here; move it away, or where the "
+                f"mount is encrypted itself set {ENCRYPTION} and {KEYS}. Nothing was changed"
+            )
         _copy_encrypted(home, name, keys)
-        if home.exists():
-            home.rename(plain)
+    elif (found[ENCRYPTION], found[KEYS]) != (name, keys):
+        raise ConfigurationError(
+            f"{home} is encrypted by the key {found[ENCRYPTION]!r} of {found[KEYS]}; expected that "
+            "name and address. Nothing was changed"
+        )
+    elif _holds_files(home) and (plain.exists() or not _is_copied(home, _password(found))):
+        raise ConfigurationError(
+            f"{home} holds files, and is where {_folder(home)} is mounted: look at them, and move "
+            "them away. Nothing was changed"
+        )
+    if _holds_files(home):  # what was copied
+        home.rename(plain)
     open_state(home, os.environ)
-    shutil.rmtree(plain, ignore_errors=True)
     return sum(path.is_file() for path in home.rglob("*"))
 
 
@@ -106,6 +125,28 @@ def encrypt_password_again(home: Path) -> None:
     """
     if (found := _settings(home)) is not None:
         _write_settings(home, found[ENCRYPTION], found[KEYS], _password(found))
+
+
+def _plain(home: Path) -> Path:
+    """What the encrypted folder was made from, until it is removed."""
+    return home.with_name(f"{home.name}.before-encryption")
+
+
+def _holds_files(home: Path) -> bool:
+    """Whether something lies in the folder itself, and not in what is mounted there."""
+    return not home.is_mount() and home.is_dir() and any(home.iterdir())
+
+
+def _is_copied(home: Path, password: str) -> bool:
+    """Whether the encrypted folder holds what lies in the folder itself."""
+    aside = home.with_name(f"{home.name}.encrypting")
+    if not aside.is_mount():
+        _mount(aside, password, _folder(home))
+    try:
+        return digest_of(aside) == digest_of(home)
+    finally:
+        lock_state(aside)
+        aside.rmdir()
 
 
 def _copy_encrypted(home: Path, name: str, keys: str) -> None:
@@ -139,6 +180,13 @@ def _passing(folder: str, names: list[str]) -> list[str]:
 
 
 def _mount(home: Path, password: str, folder: Path | None = None) -> None:
+    if _holds_files(home):
+        there = ", ".join(sorted(path.name for path in home.iterdir())[:5])
+        raise ConfigurationError(
+            f"{home} is encrypted and not mounted, and {there} lie in its place; look at them and "
+            "move them away, or run the `falaj encryption enable` again that was cut off. Nothing "
+            "was read"
+        )
     make_folder(home)
     files = (folder or _folder(home)) / "files"
     _run(PROGRAM, "-q", "-nosyslog", "-noprealloc", str(files), str(home), text=password)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from html import escape
 from itertools import chain, count, groupby
 from pathlib import Path
 from threading import Lock
@@ -161,7 +162,8 @@ class Eraser:
 
     def __post_init__(self) -> None:
         plain = [v for v in self.values if len(v) >= SHORTEST_TEXT and not v.isdecimal()]
-        self.marks = [m.encode() for v in plain for m in {v, json.dumps(v)[1:-1]}]
+        forms = [{v, json.dumps(v)[1:-1], escape(v), escape(v, quote=False)} for v in plain]
+        self.marks = [mark.encode() for each in forms for mark in each]
         self._text = re.compile(rb"(?<!\w)(%s)(?!\w)" % b"|".join(map(re.escape, self.marks)))
         self._own = Theirs(self.theirs.entities, dict(self.theirs.keys))
         self._made: dict[object, Path | None] = {}

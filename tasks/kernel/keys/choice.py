@@ -41,8 +41,11 @@ def trusted_keys(home: Path, name: str) -> Mapping[str, bytes]:
         ConfigurationError: the folder of that variable holds no such key.
     """
     if not (folder := os.environ.get(TRUSTED)):
-        own = FileKeys(home / "keyring") if name == IMPORTS else key_store(home)
-        return own.public_keys(name)
+        own, known = key_store(home), FileKeys(home / "keyring", bring).public_keys(name)
+        # Other files may have become the key store since; OpenBao trusts its own keys alone.
+        if isinstance(own, FileKeys):
+            known = {**known, **own.public_keys(name)}
+        return known if name == IMPORTS or isinstance(own, FileKeys) else own.public_keys(name)
     if not (found := FileKeys(Path(folder).expanduser()).public_keys(name)):
         raise ConfigurationError(
             f"{TRUSTED} is {folder}, which has no {name}/*.pub; copy there those that you trust"

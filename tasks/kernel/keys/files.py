@@ -45,13 +45,18 @@ class FileKeys:
         key_id, text = self._newest(name, signs=True)
         key = serialization.load_pem_private_key(text.encode(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)  # as `_add` makes them
+        if not (self.folder / name / f"{key_id}.pub").exists():  # it was lost
+            self.publish(self.folder / name / f"{key_id}.pub", _public(key).decode())
         return Signature(key_id, key.sign(content, ec.ECDSA(hashes.SHA256())))
 
     def public_keys(self, name: str) -> Mapping[str, bytes]:
         """See `KeyStore.public_keys`."""
         self.bring(self.folder / name)
-        found = (file.read_bytes() for file in sorted((self.folder / name).glob("*.pub")))
-        return {id_of(pem): pem for pem in found}
+        found = {}
+        for file in sorted((self.folder / name).glob("*.pub")):
+            with suppress(ValueError):  # it is no key, and nothing that it signed counts
+                found[id_of(file.read_bytes())] = file.read_bytes()
+        return found
 
     def encrypt(self, name: str, data_key: bytes) -> str:
         """See `KeyStore.encrypt`.
@@ -112,9 +117,7 @@ class FileKeys:
                 serialization.PrivateFormat.PKCS8,
                 serialization.NoEncryption(),
             ).decode()
-            public = key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
+            public = _public(key)
             key_id = id_of(public)
             self.publish(self.folder / name / f"{key_id}.pub", public.decode())
         else:
@@ -144,3 +147,8 @@ class FileKeys:
 
     def _lock(self, name: str) -> Path:
         return private_folder(self.folder / "secrets") / f"{name}.lock"
+
+
+def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_key().public_bytes(*form)

@@ -290,6 +290,21 @@ def people(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
         yield issuer
 
 
+def test_who_may_not_approve_vouches_for_no_model_and_administers_nothing(
+    world: World, people: Provider
+) -> None:
+    (world.home / "token").write_text(people.token("viewer", sub="noor"))
+    for line in (
+        f"models sign {NAME} 1",
+        "erase --entity a=b --yes",
+        "audit begin because --yes",
+        "encryption enable --keys file:///nowhere/keys",
+    ):
+        assert main(line.split()) == 2
+    refused = [line.content for line in Journal(world.home / "audit").lines()]
+    assert [line["action"] for line in refused].count("refuse") == 4
+
+
 def test_who_trained_cannot_approve_and_another_can(world: World, people: Provider) -> None:
     token = world.home / "token"
     for sub, role, code in (("noor", "approver", 2), ("ali", "viewer", 2), ("ali", "approver", 0)):

@@ -15,7 +15,9 @@ import pytest
 
 from falaj.__main__ import main
 from tasks.kernel.errors import ConfigurationError, LostKeyError, StorageError
+from tasks.kernel.keys.choice import key_store, trusted_keys
 from tasks.kernel.keys.files import FileKeys
+from tasks.kernel.keys.store import check_signature
 from tasks.state import encrypted_folder
 from tasks.state.encrypted_folder import encrypt_state, lock_state, open_state
 
@@ -117,7 +119,7 @@ def test_a_call_that_was_cut_off_loses_nothing_and_is_completed(
         patched.setattr(encrypted_folder, call, cut_off)
         with pytest.raises(KeyboardInterrupt):
             encrypt_state(home, "state", keys)
-    whole = home if home.exists() else home.with_name("home.plain")
+    whole = home if home.exists() else home.with_name("home.before-encryption")
     assert is_whole(whole)
     encrypt_state(home, "state", keys)
     encrypt_state(home, "state", keys)  # and again changes nothing
@@ -139,6 +141,49 @@ def test_what_cannot_be_encrypted_stays_as_it_is(
 def test_a_folder_that_should_be_encrypted_and_is_not_refuses_all_work(home: Path) -> None:
     with pytest.raises(ConfigurationError, match="falaj encryption enable"):
         open_state(home, {"FALAJ_ENCRYPTION": "state"})
+
+
+def test_a_key_that_is_away_loses_nothing(home: Path, keys: str, tmp_path: Path) -> None:
+    encrypt_state(home, "state", keys)
+    lock_state(home)
+    (tmp_path / "keys").rename(tmp_path / "away")
+    (home / "run.lock").touch()  # a command looked
+    for name, address in (("state", keys), ("state", (tmp_path / "others").as_uri())):
+        with pytest.raises(ConfigurationError):
+            encrypt_state(home, name, address)
+    (tmp_path / "away").rename(tmp_path / "keys")
+    with pytest.raises(ConfigurationError, match=r"run\.lock"):
+        open_state(home, {})
+    (home / "run.lock").unlink()
+    open_state(home, {})
+    assert is_whole(home)
+
+
+def test_what_others_call_so_is_not_removed_and_what_was_left_is(home: Path, keys: str) -> None:
+    other = home.with_name("home.before-encryption")
+    other.mkdir()
+    with pytest.raises(ConfigurationError, match="before-encryption"):
+        encrypt_state(home, "state", keys)
+    assert other.is_dir()
+    assert is_whole(home)
+    other.rmdir()
+    encrypt_state(home, "state", keys)
+    other.mkdir()  # as of a call that was cut off while it removed
+    open_state(home, {})
+    assert not other.exists()
+
+
+def test_a_new_state_folder_is_encrypted_from_the_start(home: Path, keys: str) -> None:
+    new = home.with_name("new")
+    open_state(new, {"FALAJ_ENCRYPTION": "state", "FALAJ_KEYS": keys})
+    assert new.is_mount()
+    lock_state(new)
+
+
+def test_what_was_signed_before_stays_trusted(home: Path, keys: str) -> None:
+    signature = key_store(home).sign("models", b"x")
+    encrypt_state(home, "state", keys)
+    check_signature(trusted_keys(home, "models"), b"x", signature, "it")
 
 
 def test_a_folder_in_use_is_not_locked(home: Path, keys: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from falaj.__main__ import main
+from tasks.governance import signing
 from tasks.governance.journal import Journal
 
 
@@ -41,13 +42,21 @@ def test_refusals_are_there_and_what_only_reads_or_would_do_is_not(journal: Jour
     assert said(journal) == [refused, ("keys revoke", "begun"), refused]
 
 
+def test_each_kind_of_line_is_shown(journal: Journal, capsys: pytest.CaptureFixture[str]) -> None:
+    signing.sign(journal.folder.parent, "models/m/1", {"model.json": "0" * 64})
+    assert main(["audit", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert "models/m/1" in shown
+    assert "is no line of a journal" not in shown
+
+
 def test_a_journal_that_went_on_elsewhere_refuses_the_command_before_it_does_anything(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads = tmp_path / "elsewhere" / "heads"
     monkeypatch.setenv("FALAJ_AUDIT", heads.parent.as_uri())
     journal.append("push", outcome="ok")
-    (newest,) = heads.rglob("0*")
+    (newest,) = heads.rglob("00000000*")
     newest.with_name(f"{2:012d}").write_text("{}")
     monkeypatch.setattr("tasks.governance.journal._next_ships_s", {})
     assert main(["keys", "create", "--subject", "shop", "--role", "infer:m"]) == 1

@@ -80,6 +80,10 @@ def rules(decision: Decision, *, allow: bool = False) -> set[str]:
         ("db.example.ae:6379,ssl=true,password=evil.com", "uae"),
         ("ssl=true", "unknown"),
         ("mailtos://u:p@mail.example.ae:587?to=a@example.ae,b@evil.com", "uae, unknown"),
+        ("mailto://mail.example.ae?TO=a@example.ae&cc=b@evil.com", "uae, unknown"),
+        ("mailto://mail.example.ae/b@evil.com", "uae, unknown"),
+        ("https://evil.com\\@log.example.ae/x", "unknown"),
+        ("log.example.ae:80@evil.com", "unknown"),
         ("file:../../rows.csv", "unknown"),
         ("file:away/rows.csv", "unknown"),  # a link that leads out of the project
         ("/mnt/backups/falaj", "uae"),
@@ -136,6 +140,7 @@ def test_a_basis_on_file_allows_until_its_last_day(settings: Settings) -> None:
         ({"approved_by": ["Amal"]}, False),
         ({"approved_by": ["Amal", " amal "]}, False),
         ({"approved_by": ["Amal", ""]}, False),
+        ({"approved_by": ["Amal B", "Amal \u200b B", "\uff21mal B"]}, False),
         ({"what": "backup"}, False),
         ({"where": "pool:other"}, False),
         ({"rule": "gdpr-44"}, False),
