@@ -1,5 +1,5 @@
 """The installation of the registry's tests."""
 
-from tests.contracts.registry.conftest import migrated, world
+from tests.support.registry.builders import migrated, world
 
 __all__ = ["migrated", "world"]  # fixtures

@@ -16,6 +16,7 @@ from tasks.contracts.evaluation import CurvePoint, EvaluationReport, PairedCompa
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key
+from tasks.registry import pictures
 from tasks.registry.approval import Question
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
@@ -226,3 +227,17 @@ class World:
         made = variants(self.store, ref.program_sha256, content)
         attach_variants(ref, made, self.location, self.store)
         return made
+
+
+@pytest.fixture
+def world(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """An installation in a folder whose name must be quoted in an address, quick at drawing.
+
+    It is that of all commands of this process.
+    """
+    monkeypatch.setattr(pictures, "draw_pictures", draw_nothing)
+    for name in ("FALAJ_DATABASE_URL", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    world = World.at(tmp_path / "a home#1").with_database_of(migrated)
+    monkeypatch.setenv("FALAJ_HOME", str(world.home))
+    return world
