@@ -66,7 +66,9 @@ def sign(home: Path, subject: str, files: Mapping[str, str], target: Path | None
     """
     text = _bundle(key_store(home), subject, files)
     key = verify(trusted_keys(home, MODELS), subject, text, files)
-    Journal(home / "audit").append("sign", outcome="ok", subject=subject, key=key, files=len(files))
+    Journal(home / "audit").append(
+        "sign", outcome="ok", subject={"signed": subject}, key=key, files=len(files)
+    )
     put(target or record_path(home, subject), text)
 
 
@@ -187,7 +189,11 @@ def refused(home: Path, subject: str, exc: FalajError) -> None:
     _REFUSED.add((home, subject, str(exc)))
     with suppress(FalajError):  # a place that cannot be written must not open what is refused
         Journal(home / "audit").append(
-            "refuse-signature", subject=subject, outcome="refused", code=exc.code, said=exc
+            "refuse-signature",
+            subject={"signed": subject},
+            outcome="refused",
+            code=exc.code,
+            said=exc,
         )
 
 

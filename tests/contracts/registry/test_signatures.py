@@ -48,7 +48,7 @@ def flip(path: Path) -> None:
 
 def refusals(home: Path) -> list[str]:
     lines = (line.content for line in Journal(home / "audit").lines())
-    return [line["subject"] for line in lines if line["action"] == "refuse-signature"]
+    return [line["subject"]["signed"] for line in lines if line["action"] == "refuse-signature"]
 
 
 def change(

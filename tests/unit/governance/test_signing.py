@@ -110,7 +110,7 @@ def test_a_flipped_byte_is_refused_by_both_and_recorded_once(folder: Path) -> No
     assert not our_verdict(folder, source)
     lines = [line.content for line in Journal(folder.parent / "home" / "audit").lines()]
     assert [line["action"] for line in lines] == ["begin-journal", "sign", "refuse-signature"]
-    assert (lines[2]["code"], lines[2]["subject"]) == ("F520", SUBJECT)
+    assert (lines[2]["code"], lines[2]["subject"]) == ("F520", {"signed": SUBJECT})
     assert "inside/b.bin" in lines[2]["said"]
 
 
