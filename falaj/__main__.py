@@ -72,8 +72,8 @@ COMMANDS = {
         "features": ("features:app", "Refresh, compare, serve and repair features."),
         "baseline": ("data:approve_baseline", "Approve a clean window as the suites' baseline."),
         "docs": ("data:docs", "Bring the data docs of all validations up to date."),
-        "trace": ("lineage.verify:trace", "Show what something was made from, or what of it."),
-        "verify": ("lineage.verify:verify", "Check a model by its digests, to the raw files."),
+        "trace": ("governance.verify:trace", "Show what something was made from, or what of it."),
+        "verify": ("governance.verify:verify", "Check a model by its digests, to the raw files."),
         "predictions": ("data:predictions", "Count, export and label logged predictions."),
         "erase": ("governance.erase:erase", "Erase all rows of one entity, with a certificate."),
         "export-subject": (
@@ -85,10 +85,10 @@ COMMANDS = {
         "models": ("models:app", "List, show, approve and withdraw model versions."),
         "release": ("release:app", "Show and steer the release of a version."),
         "decisions": ("release:decisions", "List the decisions about drift, newest first."),
-        "costs": ("records.costs:costs", "Show what runs took and cost, and what is ahead."),
+        "costs": ("costs:costs", "Show what runs took and cost, and what is ahead."),
         "policy": ("data:policy", "Show what may be placed where, by which law."),
         "audit": (
-            "records.audit:app",
+            "governance.audit:app",
             "Show and verify the journal: who did what, what was refused.",
         ),
         "evidence": ("governance.evidence:evidence", "Collect what shows an auditor's controls."),
@@ -184,7 +184,7 @@ def launch(
     set_environment(home, project or [], "WARNING" if quiet else "DEBUG" if verbose else None)
     if not ignored:
         return show(command(*bound.args, **bound.kwargs), as_json=as_json)
-    from falaj.records.audit import recorded_command
+    from falaj.governance.audit import recorded_command
     from tasks.kernel.files import temporary_files
 
     context = Context(None, tuple(project or ()), on_platform, as_json, yes)

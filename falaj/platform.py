@@ -452,16 +452,16 @@ def run(*, context: Here) -> int:
 
 
 @gateway.command
-def door(*, context: Here) -> None:
-    """Be the door of the listener `platform`: say who may pass. The platform starts it itself.
+def authorizer(*, context: Here) -> None:
+    """Be the authorizer of the listener `platform`; the platform starts it itself.
 
     Examples:
-        falaj gateway door
+        falaj gateway authorizer
     """
+    from infra.gateway.authorizer import run_authorizer
     from infra.gateway.config import GatewayFiles
-    from infra.gateway.door import run_door
 
-    run_door(context.home, GatewayFiles(context.home).folder)
+    run_authorizer(context.home, GatewayFiles(context.home).folder)
 
 
 @gateway.command

@@ -239,7 +239,7 @@ def ask_a_person(asked: OpenQuestion) -> Answer | None:
 def signed_in_answer(answer: Answer, ref: ModelVersionRef, settings: Settings) -> Answer:
     """The answer under the name of who was signed in when it was given, whatever was typed.
 
-    The door wrote who resumed this run, before Prefect knew of it.
+    The authorizer wrote who resumed this run, before Prefect knew of it.
 
     Raises:
         AccessError: nobody who is signed in gave it, or who trained the version approves it.

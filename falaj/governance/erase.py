@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,6 +93,12 @@ def erase(
             eraser.theirs.keys.setdefault(tuple(columns), set()).update(ids)
         for place in _places(eraser, places):
             eraser.learn(place)
+        if unknown := [name for name in values if name not in eraser.columns]:
+            near = get_close_matches(unknown[0], eraser.columns) or sorted(eraser.columns)[:5]
+            raise ConfigurationError(
+                f"no table of the state or the backups has a column {unknown[0]}; expected a key "
+                f"such as {', '.join(near)}. Nothing was changed"
+            )
         if dry_run:
             rows = Counter(forget_entities(eraser.theirs, context.settings, count_only=True))
             for place in _places(eraser, places):

@@ -31,11 +31,11 @@ from tasks.kernel.values import Contract, checked
 HostPort = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 Listening = Annotated[HostPort, Address("predictions")]
 Servers = Annotated[tuple[HostPort, ...], Address("requests")]
-Door = Annotated[HostPort, Address("metadata")]
+PlatformAddress = Annotated[HostPort, Address("metadata")]
 Collector = Annotated[str | None, Address("traces")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
 UseCase = Annotated[str, Field(pattern=USE_CASE_NAME)]
-ADMIN_SOCKET, DOOR_SOCKET = "admin.sock", "door.sock"
+ADMIN_SOCKET, AUTHORIZER_SOCKET = "admin.sock", "authorizer.sock"
 """In the gateway's folder, in which both processes run; a full path may be too long for them."""
 
 
@@ -95,16 +95,16 @@ class ModelConfig(Contract):
 
 
 class PlatformListener(Contract):
-    """The door to the platform: one address for all that people and their programs look at."""
+    """The address of the platform: one for all that people and their programs look at."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    listen: Door = Field(default="127.0.0.1:8444", description="Where people come.")
+    listen: PlatformAddress = Field(default="127.0.0.1:8444", description="Where people come.")
     address: str | None = Field(default=None, pattern=r"^https://[^\s@/]+$")
     """As browsers know it, such as https://falaj.example.org; None: the first of `hosts`, with the
     port of `listen`. The issuer has to know ADDRESS/sign-in/callback as one to come back to."""
-    prefect: Door | None = Field(default=None, description="None: the platform's here.")
-    mlflow: Door | None = Field(default=None, description="None: the platform's here.")
+    prefect: PlatformAddress | None = Field(default=None, description="None: the platform's here.")
+    mlflow: PlatformAddress | None = Field(default=None, description="None: the platform's here.")
     features: dict[UseCase, Annotated[HostPort, Address("features")]] = Field(default_factory=dict)
     """Feature servers by use case."""
 

@@ -77,7 +77,7 @@ def check_bootstrap(plan: GatewayPlan) -> str:
 
 
 class Admin:
-    """The administration of the Envoy that runs in a folder, or its door, on an owner's socket."""
+    """The administration of the Envoy of a folder, or its authorizer, on an owner's socket."""
 
     def __init__(self, folder: Path, socket_name: str = ADMIN_SOCKET) -> None:
         self._folder, self._socket = folder, socket_name

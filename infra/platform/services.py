@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from infra.gateway.config import DOOR_SOCKET, GatewayFiles, has_platform_listener
+from infra.gateway.config import AUTHORIZER_SOCKET, GatewayFiles, has_platform_listener
 from infra.gateway.envoy import Admin
 from infra.orchestration.client import (
     base_environment,
@@ -80,7 +80,7 @@ from tasks.registry.connection import ADDRESS
 LOGGER = logging.getLogger(__name__)
 
 SERVER, MLFLOW, DEPLOYING = "prefect", "mlflow", "deploying"
-RECOVERY, GATEWAY, DOOR = "recovery", "gateway", "door"
+RECOVERY, GATEWAY, AUTHORIZER = "recovery", "gateway", "authorizer"
 WORKER = "worker-"
 """What the name of a worker has before that of its pool."""
 STOPPED = "the platform was stopped"
@@ -111,8 +111,8 @@ class Plan:
     Attributes:
         environment: what the supervisor was started with.
         classes: hardware classes of this machine; each has a work pool of its name.
-        has_door: people come through the gateway's listener `platform`. MLflow then has a password
-            of its own, which the door alone knows.
+        has_authorizer: people come through the gateway's listener `platform`. MLflow then has a
+            password of its own, which the authorizer alone knows.
         code: commit or release that it was started from, whatever is checked out later.
     """
 
@@ -122,7 +122,7 @@ class Plan:
     password: str | None
     environment: Mapping[str, str]
     classes: tuple[str, ...]
-    has_door: bool = False
+    has_authorizer: bool = False
     code: str = field(default_factory=code_commit)
 
     @property
@@ -182,7 +182,7 @@ def make_services(plan: Plan) -> list[Service]:
 
 
 def gateway_services(plan: Plan) -> list[Service]:
-    """Envoy; and the door, where the gateway has the platform behind it too."""
+    """Envoy; and the authorizer, where the gateway has the platform behind it too."""
     home, environment = plan.files.home, base_environment(plan.environment)
     folder = GatewayFiles(home).folder
     line = (sys.executable, "-m", "falaj", "--home", str(home), "gateway")
@@ -193,16 +193,16 @@ def gateway_services(plan: Plan) -> list[Service]:
         probe=lambda _: Admin(folder).is_ready(),
         restart_when_silent=True,
     )
-    if not plan.has_door:
+    if not plan.has_authorizer:
         return [envoy]
-    door = Service(
-        DOOR,
-        (*line, "door"),
+    authorizer = Service(
+        AUTHORIZER,
+        (*line, "authorizer"),
         environment,
-        probe=lambda _: Admin(folder, DOOR_SOCKET).is_ready(),
+        probe=lambda _: Admin(folder, AUTHORIZER_SOCKET).is_ready(),
         restart_when_silent=True,
     )
-    return [envoy, door]
+    return [envoy, authorizer]
 
 
 def openbao_service(plan: Plan) -> Service:
@@ -276,8 +276,9 @@ def mlflow_service(plan: Plan) -> Service:
         REPORTS_HOME: str(plan.files.home),
     }
     if plan.password:
-        own = ensure_password(plan.files, MLFLOW_SECRET)[0] if plan.has_door else plan.password
-        environment[MLFLOW_PASSWORD] = own
+        environment[MLFLOW_PASSWORD] = plan.password
+        if plan.has_authorizer:
+            environment[MLFLOW_PASSWORD] = ensure_password(plan.files, MLFLOW_SECRET)[0]
     return Service(
         MLFLOW,
         server_command("create_mlflow", plan.config.host, plan.ports["mlflow"]),
@@ -532,7 +533,7 @@ def supervise(files: PlatformFiles) -> None:
             password=ensure_password(files)[0] if config.password else None,
             environment=dict(os.environ),
             classes=hardware_classes(files.home),
-            has_door=has_platform_listener(files.home),
+            has_authorizer=has_platform_listener(files.home),
         )
         try:
             make_supervisor(plan).run()

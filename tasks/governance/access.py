@@ -1,4 +1,4 @@
-"""Who may do what: the table of roles, and the one decision that the platform's door takes by it.
+"""Who may do what: the table of roles, and the decision that the authorizer takes by it.
 
 Role-based access control (NIST INCITS 359), narrowed by tenant and use case. All is closed that no
 row of `access.yaml` opens.

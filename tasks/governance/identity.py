@@ -323,7 +323,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def creator_headers(name: str) -> dict[str, str]:
-    """What Prefect keeps as the creator of a run; the door lets nobody else send it."""
+    """What Prefect keeps as the creator of a run; the authorizer lets nobody else send it."""
     told = base64.b64encode(name.encode()).decode()
     return {"prefect-automation-id": creator_id(name), "prefect-automation-name": told}
 

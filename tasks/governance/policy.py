@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from tasks.governance.handling import Declared, Handling, Placement, Zone, variables
 from tasks.governance.journal import Journal
-from tasks.governance.places import End, ends_of, fits, zone_of
+from tasks.governance.zones import End, ends_of, fits, zone_of
 from tasks.kernel.errors import ConfigurationError, PlacementRefusedError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, VALUE, Settings

@@ -157,6 +157,8 @@ class Eraser:
     """Rows by the name of the table, each content once."""
     unread: dict[str, str] = field(default_factory=dict)
     """Sentence by name: what could not be looked through."""
+    columns: set[str] = field(default_factory=set)
+    """Of all tables that were looked through."""
     changed: dict[str, str] = field(default_factory=dict)
     """URI of each result that can no longer be built as it was, and the digest that it had."""
 
@@ -178,6 +180,7 @@ class Eraser:
         for name, file in self._each(place, TABLE):
             with self._readable(place, name), pq.ParquetFile(file) as table:
                 there = {*table.schema_arrow.names}
+                self.columns |= there
                 ids, own = [c for c in self.ids if {*c} <= there], self._own.columns(there)
                 for number in range(table.num_row_groups if ids and own else 0):
                     rows = table.read_row_group(number, sorted({*own, *chain(*ids)}))

@@ -29,8 +29,8 @@ from tasks.registry.mlflow_registry import held_registry
 from tasks.registry.promotion import answer_and_promote, find_champion_state, open_question
 from tasks.registry.task import _trainer
 from tests.support.registry.builders import CONFIG, World, comparison
-from tests.support.services.doors import Provider, provider, write_sign_in
 from tests.support.services.prefect_platform import PrefectApi
+from tests.support.services.sign_in import Provider, provider, write_sign_in
 from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
@@ -320,7 +320,7 @@ def test_who_trained_cannot_approve_and_another_can(world: World, people: Provid
 def test_who_trained_is_who_started_the_run_or_the_controller(
     prefect_api: PrefectApi, world: World, people: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prefect keeps the door's headers; an automation of the same name is no person."""
+    """Prefect keeps the authorizer's headers; an automation of the same name is no person."""
     monkeypatch.setenv("FALAJ_HOME", str(world.home))
     (world.home / "token").write_text(people.token("operator", sub="ana"))
     of_omar = creator_headers("omar")

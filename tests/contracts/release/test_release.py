@@ -37,9 +37,9 @@ from tests.support.release.builders import (
     FakeTraffic,
     Rows,
 )
-from tests.support.services.doors import provider, write_sign_in
 from tests.support.services.prefect_platform import PrefectApi, shown
 from tests.support.services.servers import postgres_server
+from tests.support.services.sign_in import provider, write_sign_in
 from tests.support.serving.admin_server import AdminServer, admin_server
 from tests.support.serving.served_rows import entity_batch, open_log, served
 

@@ -1,4 +1,4 @@
-"""The table of roles, and what it decides about each page of the servers behind the door."""
+"""The table of roles, and what it decides about each page of the servers behind the authorizer."""
 
 import re
 from collections.abc import Iterator
@@ -114,7 +114,7 @@ def test_each_call_of_prefect_has_the_action_of_its_effect() -> None:
         assert found.action == wanted, (method, path)
 
 
-def test_nothing_is_written_to_mlflow_through_the_door() -> None:
+def test_nothing_is_written_to_mlflow_through_the_authorizer() -> None:
     """A tag would forge a person's consent; reads by POST are all that is let through."""
     from mlflow.server import app
 

@@ -20,7 +20,7 @@ from tasks.governance.identity import (
 )
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import AccessError, TransientError
-from tests.support.services.doors import Provider, provider, write_sign_in
+from tests.support.services.sign_in import Provider, provider, write_sign_in
 from tests.support.services.signing import forged_tokens
 
 ABOUT = {"act": "start", "model": "delay", "version": "4", "release": "none"}

@@ -38,8 +38,8 @@ from infra.platform.files import (
     running_platform,
 )
 from infra.platform.services import (
+    AUTHORIZER,
     DEPLOYING,
-    DOOR,
     GATEWAY,
     MLFLOW,
     RECOVERY,
@@ -166,13 +166,13 @@ def test_behind_the_door_each_server_has_a_password_of_its_own(files: PlatformFi
     private_folder(files.folder)
     GatewayFiles(files.home).config_file.parent.mkdir()
     GatewayFiles(files.home).config_file.touch()
-    for has_door in (False, True):
-        made = make_services(replace(plan(files), has_door=has_door))
+    for has_authorizer in (False, True):
+        made = make_services(replace(plan(files), has_authorizer=has_authorizer))
         by_name = {service.name: service.environment for service in made}
         assert by_name[SERVER]["PREFECT_SERVER_API_AUTH_STRING"] == PASSWORD
-        assert (by_name[MLFLOW][MLFLOW_PASSWORD] == PASSWORD) is not has_door
-        assert (DOOR in by_name) is has_door
-        assert PASSWORD not in by_name.get(DOOR, {}).values()
+        assert (by_name[MLFLOW][MLFLOW_PASSWORD] == PASSWORD) is not has_authorizer
+        assert (AUTHORIZER in by_name) is has_authorizer
+        assert PASSWORD not in by_name.get(AUTHORIZER, {}).values()
 
 
 def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_this_machine(

@@ -1,4 +1,4 @@
-"""The platform's door: for each request that the gateway has, whether it may pass, and as whom.
+"""The platform's authorizer: whether a request that the gateway has may pass, and as whom.
 
 Envoy asks here (ext_authz) on a socket that its owner alone can open, after it has checked token,
 session or certificate. The answer is by `tasks/governance/access.yaml`. A yes brings what the
@@ -28,7 +28,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from infra.gateway.config import DOOR_SOCKET
+from infra.gateway.config import AUTHORIZER_SOCKET
 from infra.orchestration.client import platform_folder, read_password
 from infra.platform.config import MLFLOW_SECRET
 from tasks.governance.access import Asked, access_table
@@ -68,7 +68,7 @@ class Call:
     body: bytes = b""
 
 
-class Door:
+class Authorizer:
     """Decides for the platform of one state folder."""
 
     def __init__(self, home: Path) -> None:
@@ -191,9 +191,9 @@ def _facts(call: Call, subject: Subject | None, asked: Asked | None) -> dict[str
     return facts
 
 
-def door_app(home: Path) -> Starlette:
-    """The door, and two pages of its own: who one is, and one's token for `falaj login`."""
-    door = Door(home)
+def authorizer_app(home: Path) -> Starlette:
+    """The authorizer, and two pages of its own: who one is, and one's token for `falaj login`."""
+    authorizer = Authorizer(home)
 
     async def decide(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -204,7 +204,7 @@ def door_app(home: Path) -> Starlette:
             certificate=request.headers.get("x-forwarded-client-cert", ""),
             body=await request.body(),
         )
-        status, text, headers = await run_in_threadpool(door.decide, call)
+        status, text, headers = await run_in_threadpool(authorizer.decide, call)
         await PlainTextResponse(text, status, headers)(scope, receive, send)
 
     def page(request: Request) -> Response:
@@ -219,16 +219,16 @@ def door_app(home: Path) -> Starlette:
     return Starlette(routes=[Mount("/decide", decide), *pages])
 
 
-def run_door(home: Path, folder: Path) -> None:
+def run_authorizer(home: Path, folder: Path) -> None:
     """Answer Envoy until a stop signal."""
     private_folder(folder)
     os.chdir(folder)  # a full path may be too long for a socket
-    Path(DOOR_SOCKET).unlink(missing_ok=True)
+    Path(AUTHORIZER_SOCKET).unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(DOOR_SOCKET)
-    Path(DOOR_SOCKET).chmod(0o600)
+    listening.bind(AUTHORIZER_SOCKET)
+    Path(AUTHORIZER_SOCKET).chmod(0o600)
     config = uvicorn.Config(
-        door_app(home),
+        authorizer_app(home),
         http="h11",
         ws="none",
         access_log=False,

@@ -1,4 +1,4 @@
-"""The platform's door for tests: Envoy, the door, Prefect, MLflow, serving; an issuer of tokens."""
+"""One sign-in for tests: Envoy, the authorizer, Prefect, MLflow, serving; an issuer of tokens."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from infra.bench.serving.installation import PLENTY, Signer
-from infra.gateway.config import DOOR_SOCKET, GatewayFiles
+from infra.gateway.config import AUTHORIZER_SOCKET, GatewayFiles
 from infra.gateway.envoy import Admin
 from infra.orchestration.client import read_password
 from infra.orchestration.embedded import free_port
@@ -109,7 +109,7 @@ def provider() -> Iterator[Provider]:
 
 @dataclass
 class Gate:
-    """A platform behind its door.
+    """A platform behind its authorizer.
 
     Attributes:
         address: of the listener `platform`.
@@ -139,11 +139,11 @@ class Gate:
         return {"authorization": f"Bearer {self.issuer.token(*roles, **claims)}"}
 
     def start(self, name: str) -> None:
-        """`run` (Envoy) or `door`."""
+        """`run` (Envoy) or `authorizer`."""
         line = ["-m", "falaj", "--home", str(self.home), "gateway", name]
         with (self.home.parent / f"{name}.log").open("a") as log:
             self.programs[name] = python(*line, stdout=log, stderr=log)
-        admin = Admin(self.folder, *([DOOR_SOCKET] if name == "door" else []))
+        admin = Admin(self.folder, *([AUTHORIZER_SOCKET] if name == "authorizer" else []))
         wait_until(admin.is_ready, f"gateway {name} is up", START_LIMIT_S)
 
     def stop(self, name: str) -> None:
@@ -165,7 +165,7 @@ def write_sign_in(home: Path, at: str, /, **settings: Any) -> None:
 def running_gate(folder: Path, *, servers: bool = True, **settings: Any) -> Iterator[Gate]:
     """Start all; `settings` go into sign-in.yaml.
 
-    Real are Envoy, the door, Prefect's and MLflow's servers and the serving process (unless
+    Real are Envoy, the authorizer, Prefect's and MLflow's servers and the serving process (unless
     `servers` is False); the feature server is a stand-in that answers all.
     """
     home = folder / "home"
@@ -211,7 +211,7 @@ def running_gate(folder: Path, *, servers: bool = True, **settings: Any) -> Iter
         gate = Gate(home, f"https://localhost:{ports['platform']}", issuer, direct, passed)
         if servers:
             plan = Plan(files, PlatformConfig(), ports, read_password(files.folder), os.environ, ())
-            plan = replace(plan, has_door=True)
+            plan = replace(plan, has_authorizer=True)
             for service in (prefect_service(plan), mlflow_service(plan)):
                 service.before_start()
                 log = stack.enter_context((folder / f"{service.name}.log").open("w"))
@@ -228,7 +228,7 @@ def running_gate(folder: Path, *, servers: bool = True, **settings: Any) -> Iter
             for name, path in (("prefect", "/api/health"), ("mlflow", "/health")):
                 wait_until(partial(answers, direct[name] + path), f"{name} is up", START_LIMIT_S)
         stack.callback(lambda: [gate.stop(name) for name in list(gate.programs)])
-        gate.start("door")
+        gate.start("authorizer")
         gate.start("run")
         yield gate
 

@@ -1,7 +1,7 @@
-"""The platform's door with real servers behind it: who passes, for each role, action and tenant.
+"""The platform's authorizer with real servers behind it: who passes, by role, action and tenant.
 
-Real are Envoy, the door, Prefect, MLflow, the serving process and the issuer's HTTP; the feature
-server is a stand-in, which answers whatever reaches it.
+Real are Envoy, the authorizer, Prefect, MLflow, the serving process and the issuer's HTTP; the
+feature server is a stand-in, which answers whatever reaches it.
 """
 
 import time
@@ -16,8 +16,8 @@ from infra.platform.openbao import set_up
 from serving.security.certificates import ensure_authority, ensure_certificate
 from tasks.governance.identity import switch
 from tests.support.host.processes import wait_until
-from tests.support.services.doors import CLIENT, Gate, running_gate
 from tests.support.services.openbao import CALLBACK, RunningOpenBao
+from tests.support.services.sign_in import CLIENT, Gate, running_gate
 from tests.support.services.signing import forged_tokens
 
 ALL = ("viewer", "operator", "approver", "auditor", "admin")
@@ -244,10 +244,12 @@ def test_people_of_openbao_sign_in_and_a_disabled_one_is_out_at_once(
 
 def test_without_the_door_nothing_passes(gate: Gate, client: httpx.Client) -> None:
     shown = gate.bearer("admin", aud=CLIENT)
-    gate.stop("door")
+    gate.stop("authorizer")
     gate.passed.clear()
     for path in ("/features/flights/health", "/api/admin/version", "/mlflow/", "/reports/"):
         assert client.get(path, headers=shown).status_code == 503
     assert not gate.passed
-    gate.start("door")
-    wait_until(lambda: client.get("/mlflow/", headers=shown).status_code == 200, "the door is back")
+    gate.start("authorizer")
+    wait_until(
+        lambda: client.get("/mlflow/", headers=shown).status_code == 200, "the authorizer is back"
+    )
