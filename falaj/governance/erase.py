@@ -93,7 +93,8 @@ def erase(
             eraser.theirs.keys.setdefault(tuple(columns), set()).update(ids)
         for place in _places(eraser, places):
             eraser.learn(place)
-        if unknown := [name for name in values if name not in eraser.columns]:
+        unknown = [name for name in values if name not in {*eraser.columns, "subject"}]
+        if unknown and eraser.columns:
             near = get_close_matches(unknown[0], eraser.columns) or sorted(eraser.columns)[:5]
             raise ConfigurationError(
                 f"no table of the state or the backups has a column {unknown[0]}; expected a key "
