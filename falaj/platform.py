@@ -691,11 +691,11 @@ def add(
     from tasks.governance.journal import Journal
 
     acting(context.settings, "administer", None)
-    password = secrets.token_urlsafe(18)
+    bao, password = program(context.home, "accounts"), secrets.token_urlsafe(18)
     facts = {"tenant": tenant, "use_cases": ",".join(use_case)}
     subject = {"account": name, "roles": role, **facts}
     with Journal(context.home / "audit").recorded("add-account", subject=subject):
-        add_account(program(context.home, "accounts"), name, password, role, **facts)
+        add_account(bao, name, password, role, **facts)
         switch(context.home, [name], name, off=False)
     sys.stderr.write(f"account {name}; its password is not shown again\n")
     return Shown({"name": name, "password": password}, [password])
@@ -714,10 +714,10 @@ def disable(name: str, /, *, context: Here) -> Shown:
     from infra.platform.openbao import disable_account, program
     from tasks.governance.journal import Journal
 
-    by = acting(context.settings, "administer", None).name
+    by, bao = acting(context.settings, "administer", None).name, program(context.home, "accounts")
     with Journal(context.home / "audit").recorded("disable-account", subject={"account": name}):
         switch(context.home, [name], by, off=True)  # its tokens are good for some minutes yet
-        disable_account(program(context.home, "accounts"), name)
+        disable_account(bao, name)
     return Shown({"name": name}, [f"{name} is refused from now on"])
 
 
