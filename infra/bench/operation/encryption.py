@@ -21,7 +21,7 @@ from infra.bench.processes import run_python
 from infra.bench.running import small_repository
 from infra.bench.serving.installation import environment_of
 from infra.bench.serving.replicas import replicas
-from tasks.state.encrypted_folder import PROGRAM, lock_state
+from tasks.state.encrypted_folder import PROGRAM, lock_state, open_state
 
 WORDS = (b"flight-delay", b"arr_delay", b"sched_dep", b"N14228", b"CREATE TABLE")
 """Names of the model, of columns and tables, and a value of the raw data."""
@@ -46,6 +46,7 @@ def figures(bench: Bench) -> Measured:
         falaj = ["-m", "falaj", "--home", str(home)]
         if what == ENCRYPTED:
             run_python([*falaj, "encryption", "enable", "--keys", keys], log, own)
+            open_state(home, dict(own))  # what is mounted under a guard goes with it
         before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
         run_measured([*falaj, "run"], log, own)
         cpu = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before + _of_mount(home)
@@ -90,6 +91,7 @@ def _lost_while_rotating(bench: Bench) -> tuple[int, int]:
     environment, log = {**os.environ, **environment_of(home)}, bench.folder / "log.txt"
     enable = ["-m", "falaj", "encryption", "enable", "--keys", (bench.folder / "keys").as_uri()]
     run_python(enable, log, environment)
+    open_state(home, dict(environment))
     with replicas(home, 1) as made, made.load(PER_S) as answers:
         for _ in range(ROTATIONS):
             wanted = len(answers) + PER_S
