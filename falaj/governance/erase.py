@@ -158,7 +158,7 @@ def _models(settings: Settings, changed: set[str]) -> Iterator[str]:
     """Registered versions whose training sets were changed."""
     if not changed or not (settings.database_url or (settings.home / MLFLOW).exists()):
         return
-    registry = Registry(RegistryLocation(settings.mlflow_uri, settings.mlflow_artifacts))
+    registry = Registry(RegistryLocation.of(settings))
     for version in (each for name in registry.names() for each in registry.versions(name)):
         if version.tags.get(SNAPSHOT_TAG) in changed:
             yield str(version)

@@ -27,7 +27,7 @@ WORDS = (b"flight-delay", b"arr_delay", b"sched_dep", b"N14228", b"CREATE TABLE"
 """Names of the model, of columns and tables, and a value of the raw data."""
 ENCRYPTED, PLAIN = "encrypted", "plain"
 PER_S, ROTATIONS = 300.0, 5
-OK = b"HTTP/1.1 200"
+OK = b"http/1.1 200"
 
 
 def figures(bench: Bench) -> Measured:

@@ -111,7 +111,7 @@ class BenchHome:
         """Of its registry."""
         folder = self.home / "mlflow"
         uri = f"sqlite:///{folder / 'mlflow.db'}"
-        return RegistryLocation(uri=uri, artifacts=folder / "artifacts")
+        return RegistryLocation(uri, folder / "artifacts", self.home)
 
     @property
     def store(self) -> ArtifactStore:
