@@ -109,6 +109,7 @@ COMMANDS = {
         "login": ("session:login", "Sign in for later commands."),
         "whoami": ("session:whoami", "Show who acts here, with which roles."),
         "access": ("session:access", "Switch accounts off and on."),
+        "tenants": ("governance.tenants:app", "Add and list tenants, and what each may hold."),
         "accounts": ("platform:accounts", "Add, disable and list people who sign in."),
         "certificates": ("platform:certificates", "Issue a certificate of a private authority."),
     },

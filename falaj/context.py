@@ -72,13 +72,20 @@ class Context:
         if self.given is not None:
             return self.given
         from tasks.kernel.settings import SERVER_FILE, USE_CASE_FILE, Settings, server_environment
+        from tasks.kernel.tenants import TENANT, tenant_of
         from tasks.state.encrypted_folder import open_state
 
+        if os.environ.get(TENANT):  # its folder lies in the installation's
+            open_state(Settings.from_environment({**os.environ, TENANT: ""}).home, os.environ)
         found = Settings.from_environment()
         open_state(found.home, os.environ)
         if server := server_environment(found.home / SERVER_FILE, os.environ):
             os.environ.update(server)
             found = Settings.from_environment()
+        if tenant_of(found.home) and (found.location or found.database_url):
+            from tasks.metadata.identity import state_identity
+
+            state_identity(found)  # refuses what is another tenant's
         os.environ["FALAJ_HOME"] = str(found.home)
         if (found.feature_repo / USE_CASE_FILE).is_file():
             os.environ["FALAJ_FEATURE_REPO"] = str(found.feature_repo)

@@ -20,6 +20,7 @@ from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, 
 from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles, platform_environment
+from serving.security.config import KEYS_FILE
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
 from tasks.governance.handling import Placement, addresses
 from tasks.governance.identity import switch
@@ -563,9 +564,10 @@ def _line(name: str, shares: Shares) -> str:
     return f"{name:<20} candidate {shares.candidate:.2%}, mirror {shares.mirror:.2%}, {how}"
 
 
-KEYS = Path("serving") / "secrets" / "api-keys.json"
 CERTIFICATES = Path("serving") / "secrets" / "tls"
-File = Annotated[Path | None, Parameter(help=f"Of keys (default: {KEYS} in the state folder).")]
+File = Annotated[
+    Path | None, Parameter(help=f"Of keys (default: {KEYS_FILE} in the state folder).")
+]
 keys = App(name="keys")
 
 
@@ -596,7 +598,7 @@ def create(
         raise ConfigurationError("--subject is empty; name who uses the key. No key was made")
     expires = datetime.now(UTC) + timedelta(days=days) if days else None
     grants = tuple(map(_grant, role))
-    text, key = create_key(file or context.home / KEYS, subject, grants, tenant, expires)
+    text, key = create_key(file or context.home / KEYS_FILE, subject, grants, tenant, expires)
     context.subject.update(key=key.id, subject=key.subject, tenant=tenant, grants=role)
     sys.stderr.write(f"key {key.id} for {key.subject}; it is not shown again\n")
     return Shown({"id": key.id, "subject": key.subject, "key": text}, [text])
@@ -624,7 +626,7 @@ def list_keys(*, file: File = None, context: Here) -> Shown:
         falaj keys list
     """
     now = datetime.now(UTC)
-    found = read_keys(file or context.home / KEYS)
+    found = read_keys(file or context.home / KEYS_FILE)
     facts = [_facts(key, now) for key in found]
     lines = [
         f"{key.id}  {key.state(now):<8}"
@@ -651,7 +653,7 @@ def revoke(id: str, /, *, file: File = None, dry_run: DryRun = False, context: H
     Examples:
         falaj keys revoke 3f2a91c4 --dry-run
     """
-    now, path = datetime.now(UTC), file or context.home / KEYS
+    now, path = datetime.now(UTC), file or context.home / KEYS_FILE
     if dry_run:
         key = next((key for key in read_keys(path) if key.id == id), None)
         if key is None:

@@ -17,6 +17,7 @@ from tasks.kernel.keys.address import KEYS, keys_at
 from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.location import Location
 from tasks.kernel.settings import Settings
+from tasks.kernel.tenants import tenant_of
 from tasks.state.encrypted_folder import encrypt_password_again, encrypt_state, lock_state
 from tasks.state.move import nobody_else
 
@@ -44,7 +45,7 @@ def _key(context: Here) -> tuple[Settings, str, str]:
 def enable(
     *,
     keys: Annotated[str, Parameter(help="OpenBao, or file:///folder outside the state.")],
-    name: Annotated[str, Parameter(help="Name of the key: one a tenant.")] = "state",
+    name: Annotated[str, Parameter(help="Of the key (default: the tenant's, or state).")] = "",
     context: Here,
 ) -> Shown:
     """Encrypt the state folder and the location; from then on all that is written is encrypted.
@@ -62,6 +63,7 @@ def enable(
     if folder.exists() and not folder.is_mount() and not known.exists():
         with nobody_else(folder):
             pass
+    name = name or tenant_of(folder) or "state"
     num_files = encrypt_state(folder, name, keys)
     os.environ |= {ENCRYPTION: name, KEYS: keys}
     num_objects = _encrypt_objects(settings.location) if settings.location else 0

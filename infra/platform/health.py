@@ -40,6 +40,7 @@ from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import lack_of_space, shows_damage
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
+from tasks.kernel.tenants import tenant_of
 from tasks.kernel.values import Contract
 from tasks.metadata.identity import copied_from
 
@@ -100,12 +101,13 @@ def read_status(files: PlatformFiles) -> Status:
     """Read the supervisor's files, and query the servers themselves."""
     state, running = read_state(files), is_running(files.home)
     settings = replace(Settings.from_environment(), home=files.home)
+    own = tenant_of(files.home)
     status = Status(
         running=running,
         phase=state.phase if state else "starting",
         home=files.home,
         options={name: str(value) for name, value in kept_options(files).items()},
-        leases=tuple(LeaseRepository(settings.leases_path).claims()),
+        leases=tuple(c.seen_by(own) for c in LeaseRepository(settings.leases_path).claims()),
     )
     if not running:
         phase = "dead" if state is not None and state.phase != "stopped" else "down"

@@ -19,6 +19,7 @@ MOST_KNOWN = 20_000
 """Principals, refused credentials and buckets that are remembered: some megabytes."""
 SECURITY_FILE = Path("serving") / "security.yaml"
 """In the state folder: issuers, owners and keys are of an installation, not of its code."""
+KEYS_FILE = Path("serving") / "secrets" / "api-keys.json"
 
 
 class _Config(BaseModel):

@@ -19,6 +19,7 @@ from serving.errors import EndedError, ForbiddenError, TooManyRequestsError, Una
 from serving.interfaces import Action, Guard, Headers, Principal
 from serving.security.config import (
     FAILURES,
+    KEYS_FILE,
     MOST_KNOWN,
     SECURITY_FILE,
     Rate,
@@ -32,6 +33,7 @@ from serving.security.keys import KeyRing
 from serving.security.tls import RenewingTls, grpc_credentials
 from serving.security.tokens import TokenReader
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.tenants import tenant_of
 from tasks.kernel.values import is_loopback
 
 if TYPE_CHECKING:
@@ -143,19 +145,23 @@ class SecurityGuard:
     `tokens.MAX_TOKEN_BYTES` and one signature. The limit of refused credentials is spent by what
     nobody here has issued, and only that is answered 429.
 
+    Args:
+        tenant: whose server it is; tokens of others let nobody in. Empty: an installation's own.
+
     Raises:
         ConfigurationError: files that the configuration names are not as they must be.
     """
 
-    def __init__(self, config: SecurityConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: SecurityConfig, clock: Callable[[], float] = time.monotonic, tenant: str = ""
+    ) -> None:
         if config.certificates and not config.behind_edge:
             raise ConfigurationError(
                 "security.certificates come from the edge, and this server has none before it; "
                 "start it with the file that `falaj gateway prepare` wrote, "
                 "or remove them"
             )
-        self._config = config
-        self._clock = clock
+        self._config, self._clock, self._tenant = config, clock, tenant
         limits = config.limits
         special = {n if "/" in n else f"/{n}": rate for n, rate in limits.by_subject.items()}
         self._requests = Buckets(limits.client, MOST_KNOWN, special, clock)
@@ -263,7 +269,10 @@ class SecurityGuard:
         if kind == b"t":
             if value[:7].lower() != b"bearer ":
                 raise UnauthorizedError("expected `Authorization: Bearer <token>`")
-            return self._tokens.read(value[7:].strip().decode("latin-1"))
+            found = self._tokens.read(value[7:].strip().decode("latin-1"))
+            if self._tenant and found.tenant != self._tenant:  # the issuer is the others' too
+                raise UnauthorizedError(f"this server is for tokens of the tenant {self._tenant}")
+            return found
         return self._by_key(value) if kind == b"k" else self._by_certificate(value)
 
     def _by_key(self, value: bytes) -> Principal:
@@ -295,10 +304,10 @@ class SecurityGuard:
             raise ForbiddenError(f"{principal.subject} may not {action} on {what}")
         if not principal.tenant:
             return
-        owner = self._config.owners.get(model) if model else None
+        owner = self._config.owners.get(model or "", self._tenant)
         if owner and owner != principal.tenant:
             raise ForbiddenError(f"model {model} does not belong to {principal.tenant}")
-        if action == "admin" and owner is None:
+        if action == "admin" and not owner:
             raise ForbiddenError("what tenants share is for operators to load and unload")
 
 
@@ -395,6 +404,8 @@ class Secured:
 def secured(section: SecuritySection, home: Path, host: str) -> Secured | None:
     """Guard and TLS of a process; None where the state folder says nothing of clients.
 
+    A tenant's server is closed in any case: to all but API keys, where nothing is said.
+
     Args:
         section: `security` of the configuration.
         home: state folder.
@@ -406,11 +417,13 @@ def secured(section: SecuritySection, home: Path, host: str) -> Secured | None:
     file = home / (BEHIND_EDGE_FILE if section.edge else SECURITY_FILE)
     if section.edge and not file.exists():
         raise ConfigurationError(f"there is no {file}; run `falaj gateway prepare` first")
-    if not file.exists():
+    tenant = tenant_of(home)
+    if not file.exists() and not tenant:
         return None
-    config = read_security(file)
+    # Other tenants of the machine reach its loopback device too.
+    config = read_security(file) if file.exists() else SecurityConfig(api_keys=home / KEYS_FILE)
     check_exposure(config, host)
     tls = RenewingTls(config.tls) if config.tls else None
     is_mutual = config.tls is not None and config.tls.client_ca is not None
     credentials = grpc_credentials(config.tls) if config.tls and is_mutual else None
-    return Secured(SecurityGuard(config), tls, credentials)
+    return Secured(SecurityGuard(config, tenant=tenant), tls, credentials)

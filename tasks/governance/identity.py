@@ -28,6 +28,7 @@ from pydantic import ConfigDict, Field, PositiveInt, field_validator
 from tasks.governance.journal import process_identity
 from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
 from tasks.kernel.files import locked, private_folder, read_yaml, write_atomically
+from tasks.kernel.tenants import installation_of, tenant_of
 from tasks.kernel.values import Contract, checked, is_loopback
 
 ROLES = ("viewer", "operator", "approver", "auditor", "admin")
@@ -131,8 +132,8 @@ class Subject:
 
 
 def sign_in_file(home: Path) -> Path:
-    """Names the issuer; where it is absent, nobody signs in."""
-    return home / "sign-in.yaml"
+    """Names the issuer, for all tenants; where it is absent, nobody signs in."""
+    return installation_of(home) / "sign-in.yaml"
 
 
 def read_sign_in(home: Path) -> SignIn | None:
@@ -147,8 +148,9 @@ def read_sign_in(home: Path) -> SignIn | None:
     except FileNotFoundError:
         return None
     found = checked(SignIn, content, str(file), "Nothing was done")
-    paths = {n: file.parent / v for n in ("client_secret", "ca_file") if (v := getattr(found, n))}
-    return found.model_copy(update=paths)
+    here = {n: file.parent / v for n in ("client_secret", "ca_file") if (v := getattr(found, n))}
+    own = {"tenant": name, "owners": {}} if (name := tenant_of(home)) else {}
+    return found.model_copy(update={**here, **own})
 
 
 def owner() -> Subject:
@@ -334,8 +336,8 @@ def creator_id(name: str) -> str:
 
 
 def denied_file(home: Path) -> Path:
-    """Accounts that are switched off; read at each request."""
-    return home / "access" / "denied.json"
+    """Accounts that are switched off, in all tenants; read at each request."""
+    return installation_of(home) / "access" / "denied.json"
 
 
 def switched_off(home: Path) -> Mapping[str, Mapping[str, str]]:

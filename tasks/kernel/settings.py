@@ -33,6 +33,7 @@ from tasks.kernel.location import Entry, Location, object_name
 from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, described
 from tasks.kernel.parts import SHARED as SHARED
 from tasks.kernel.process import ProcessName
+from tasks.kernel.tenants import TENANT, installation_of, tenant_home, tenant_of
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -92,14 +93,16 @@ class Settings:
         projects that a checkout of Falaj has in `feature_repo` share the one at its top.
         `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
         `FALAJ_STATE` names the location of the state where it is not the state folder, which is
-        then this machine's copy of what it works with. `FALAJ_DATABASE_URL` is the database where
-        several hosts share one, `FALAJ_LEASES` the folder of the leases of devices where several
-        platforms share a host.
+        then this machine's copy of what it works with. `FALAJ_TENANT` names a tenant of the
+        installation at that state folder, to work in its own. `FALAJ_DATABASE_URL` is the database
+        where several hosts share one, `FALAJ_LEASES` the folder of the leases of devices where
+        several platforms share a host.
 
         Raises:
-            ConfigurationError: no state folder is named and there is no project. Where one is
-                named, the working directory stands for the project: reading it tells that it is
-                none, and commands that need the state alone work anywhere.
+            ConfigurationError: no state folder is named and there is no project, or there is no
+                such tenant. Where a folder is named, the working directory stands for the project:
+                reading it tells that it is none, and commands that need the state alone work
+                anywhere.
         """
         env = os.environ if environment is None else environment
         home, repo = _named_folder(env, "FALAJ_HOME"), _named_folder(env, "FALAJ_FEATURE_REPO")
@@ -111,6 +114,8 @@ class Settings:
                 seen = no_project(repo) if env.get("FALAJ_FEATURE_REPO") else NOWHERE.format(repo)
                 raise ConfigurationError(f"{seen}. Nothing was changed")
             home = _folder_of_state(repo) / ".falaj"
+        if (tenant := env.get(TENANT)) and tenant != tenant_of(home):
+            home = tenant_home(home, tenant)
         return cls(
             home=home,
             feature_repo=repo,
@@ -177,7 +182,7 @@ class Settings:
     @property
     def leases_path(self) -> Path:
         """Folder of the leases of this host's devices."""
-        return self.leases_folder or self.home / "leases"
+        return self.leases_folder or installation_of(self.home) / "leases"
 
     @property
     def metadata_file(self) -> Path:

@@ -16,7 +16,8 @@ from sqlalchemy import select
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import locked, replacing, write_atomically
 from tasks.kernel.location import Location
-from tasks.kernel.settings import Settings
+from tasks.kernel.settings import SERVER_FILE, Settings
+from tasks.kernel.tenants import tenant_of
 from tasks.metadata.database import insert_if_absent, open_database, transaction
 from tasks.metadata.tables import identities
 
@@ -31,7 +32,7 @@ def state_identity(settings: Settings) -> str:
 
     Raises:
         ConfigurationError: the state folder holds copies of another location than the one that is
-            set, or that one is empty: not mounted, perhaps.
+            set, or that one is empty: not mounted, perhaps; or it is another tenant's.
         TransientError, StorageError: the location or the database does not answer, or refuses.
     """
     file = settings.home / FILE
@@ -42,7 +43,7 @@ def state_identity(settings: Settings) -> str:
         if kind == "at" and copied_from(settings.home):
             known = ""  # that is the name of the folder it was copied from
         url = settings.location.url
-        new = (known or token_hex(8)).encode()
+        new = (known or new_name(settings.home)).encode()
         shared = settings.location.read(FILE)
         if known and (shared != new if shared else kind == "of"):
             there = f"is the state {shared.decode()}" if shared else f"has no object `{FILE}`"
@@ -57,12 +58,34 @@ def state_identity(settings: Settings) -> str:
             created = settings.location.create(FILE, new)
             shared = new if created else settings.location.read(FILE) or new
         name = shared.decode()
+        _check_tenant(settings, name, url)
         if of != url:
             write_atomically(file, f"{name} of {url}")
     with transaction(open_database(settings.metadata_url)) as connection:
-        insert_if_absent(connection, identities, number=1, identity=token_hex(8))
+        insert_if_absent(connection, identities, number=1, identity=new_name(settings.home))
         found = connection.execute(select(identities.c.identity)).scalar_one()
+    if settings.database_url is not None:
+        _check_tenant(settings, found, "the database of FALAJ_DATABASE_URL")
     return f"{name}.{found}"
+
+
+def new_name(home: Path) -> str:
+    """A random name for what keeps a state; before it stands whose that is, of several tenants."""
+    return "-".join(filter(None, [tenant_of(home), token_hex(8)]))
+
+
+def _check_tenant(settings: Settings, name: str, where: str) -> None:
+    """See that a location or database is of this tenant, and of no other.
+
+    Raises:
+        ConfigurationError: it is another's.
+    """
+    own, theirs = (t or "the installation" for t in (tenant_of(settings.home), name[:-17]))
+    if own != theirs:
+        raise ConfigurationError(
+            f"{where} holds the state of {theirs}, and {settings.home} is of {own}; name one of "
+            f"its own, in {settings.home / SERVER_FILE}. Nothing was read"
+        )
 
 
 def copied_from(home: Path) -> tuple[Path, bool] | None:

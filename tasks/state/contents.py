@@ -15,6 +15,7 @@ from tasks.kernel import files
 from tasks.kernel.location import OBJECTS, Location
 from tasks.kernel.parts import PARTIAL
 from tasks.kernel.settings import ARTIFACTS, SERVER_FILE, SHARED, VALUE, Build, Settings
+from tasks.kernel.tenants import FOLDER as TENANTS
 
 BACKUPS, RESTORING = "backups", ".restoring"
 WHOLE = (f"{ARTIFACTS}/", "mlflow/artifacts/")
@@ -55,8 +56,9 @@ def belongs(name: str, *, secrets: bool = False) -> bool:
     parts = PurePosixPath(name).parts
     if parts[0] == ARTIFACTS and len(parts) > 3 and not parts[2].startswith("."):
         return parts[3] not in (SHARED, PARTIAL)  # whatever else is in a build is of it
-    # OpenBao is copied by itself, while it runs: `bao operator raft snapshot`.
-    if any(part.startswith(".") for part in parts) or parts[0] in (SERVER_FILE, "openbao"):
+    # OpenBao is copied by itself, while it runs: `bao operator raft snapshot`. So are tenants.
+    apart = (SERVER_FILE, "openbao", TENANTS)
+    if any(part.startswith(".") for part in parts) or parts[0] in apart:
         return False
     if name.startswith(WHOLE):
         return parts[-1] != "lock"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +15,7 @@ from tasks.kernel.files import shows_damage
 from tasks.kernel.settings import Settings
 from tasks.kernel.values import in_utc
 from tasks.metadata.database import insert_if_absent, open_database, transaction
+from tasks.metadata.identity import new_name
 from tasks.metadata.tables import VERSION_TABLE, identities, metadata
 
 OPERATION, MLFLOW = "operation/operation.db", "mlflow/mlflow.db"
@@ -76,7 +76,7 @@ def name_of_state(settings: Settings) -> str:
     with transaction(sa.create_engine(url, poolclass=sa.NullPool)) as connection:
         if not sa.inspect(connection).has_table(identities.name):  # of an earlier release
             return ""
-        insert_if_absent(connection, identities, number=1, identity=token_hex(8))
+        insert_if_absent(connection, identities, number=1, identity=new_name(settings.home))
         return str(connection.execute(sa.select(identities.c.identity)).scalar_one())
 
 

@@ -28,6 +28,7 @@ from tasks.kernel.cores import (
     physical_cores_by_node,
 )
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.tenants import own_tenant, tenant_of
 from tasks.kernel.values import Contract
 
 LOGGER = logging.getLogger(__name__)
@@ -198,6 +199,9 @@ class HostDevices(Contract):
         default=CoreLimit(), description="How many of them its container may keep busy."
     )
     gpus: tuple[Gpu, ...] = Field(default=(), description="GPUs, and slices of GPUs.")
+    tenant: str = Field(default="", description="Whose process it is; see `tenants.yaml`.")
+    tenant_cores: int | None = Field(default=None, description="Cores that it holds at most.")
+    tenant_gpus: int | None = Field(default=None, description="GPUs that it holds at most.")
     unusable: tuple[str, ...] = Field(
         default=(), description="Devices that are there and cannot be used, and why."
     )
@@ -225,12 +229,13 @@ class HostDevices(Contract):
 
     @classmethod
     def seen(cls) -> Self:
-        """Look at this host: affinity, control groups, NVML.
+        """Look at this host: affinity, control groups, NVML; and at what its tenant may hold.
 
         Raises:
             ConfigurationError: `CUDA_VISIBLE_DEVICES` cannot be understood.
         """
-        found = find_gpus(os.environ)
+        found, home = find_gpus(os.environ), Path(os.environ.get("FALAJ_HOME") or ".").resolve()
+        own = own_tenant(home)
         if found.usable and torch_cuda_version() is None:
             found = Found(unusable=(*found.unusable, NO_CUDA))
         return cls(
@@ -238,14 +243,17 @@ class HostDevices(Contract):
             core_limit=core_limit(),
             gpus=found.usable,
             unusable=found.unusable,
+            tenant=tenant_of(home),
+            tenant_cores=own.cores,
+            tenant_gpus=own.gpus,
         )
 
     @property
     def num_cores(self) -> int:
         """Cores that can be kept busy at a time."""
         present = sum(len(each.cores) for each in self.core_sets)
-        limit = self.core_limit.num_cores
-        return present if limit is None else min(present, limit)
+        limits = (self.core_limit.num_cores, self.tenant_cores)
+        return min([present, *(limit for limit in limits if limit is not None)])
 
     def fitting(self, needs: GpuNeeds) -> tuple[Gpu, ...]:
         """The GPUs that a hardware class is about."""

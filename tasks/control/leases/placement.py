@@ -9,7 +9,7 @@ Nobody is passed by: where the first in the order cannot be served, all that it 
 for it, so that many small requests do not starve a large one. Others that need none of it go on.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -57,17 +57,26 @@ class Claim(Frozen):
         """Who has the smallest is served first."""
         return self.due_s, self.lease_id
 
+    def seen_by(self, tenant: str) -> Self:
+        """The same; what another tenant runs is not said."""
+        if self.devices.tenant == tenant:
+            return self
+        who = f"tenant {self.devices.tenant}" if self.devices.tenant else "the installation"
+        return self.model_copy(update={"holder": who})
+
     def __str__(self) -> str:
         return f"{self.holder} (process {self.pid}): {self.grant or self.request}"
 
 
 @dataclass
 class Taken:
-    """What cannot be given: GPUs, cores, and how many cores each control group uses."""
+    """What cannot be given: GPUs, cores, and what control groups and tenants hold."""
 
     cores: set[int] = field(default_factory=set)
     gpus: set[str] = field(default_factory=set)
-    cores_of_group: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    cores_of_group: Counter[str] = field(default_factory=Counter)
+    cores_of_tenant: Counter[str] = field(default_factory=Counter)
+    gpus_of_tenant: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def by(cls, held: Iterable[Claim]) -> Self:
@@ -83,9 +92,26 @@ class Taken:
         self.gpus |= set(grant.gpus)
         self.cores |= set(grant.cores)
         self.cores_of_group[devices.core_limit.group] += len(grant.cores)
+        self.cores_of_tenant[devices.tenant] += len(grant.cores)
+        self.gpus_of_tenant[devices.tenant] += len(grant.gpus)
+
+    def is_beyond_tenant(self, request: LeaseRequest, devices: HostDevices) -> bool:
+        """Whether a request is for more than its tenant may hold beside what it holds."""
+        limits = (
+            (devices.tenant_cores, self.cores_of_tenant, request.cores),
+            (devices.tenant_gpus, self.gpus_of_tenant, request.gpus),
+        )
+        return any(
+            limit is not None and held[devices.tenant] + wanted > limit
+            for limit, held, wanted in limits
+        )
 
     def keep_for(self, claim: Claim) -> None:
         """Take all that a claim which cannot be served yet could use."""
+        if self.is_beyond_tenant(claim.request, claim.devices):  # that is its tenant's alone
+            self.cores_of_tenant[claim.devices.tenant] += claim.request.cores
+            self.gpus_of_tenant[claim.devices.tenant] += claim.request.gpus
+            return
         if claim.request.cores:
             self.cores |= {core for each in claim.devices.core_sets for core in each.cores}
         self.gpus |= {gpu.uuid for gpu in fitting_gpus(claim.request, claim.devices)}
@@ -118,6 +144,8 @@ def grants_for(waiting: Sequence[Claim], taken: Taken) -> dict[str, Grant]:
 
 def place(request: LeaseRequest, devices: HostDevices, taken: Taken) -> Grant | None:
     """Devices that serve a request, none of them taken; None where there are too few."""
+    if taken.is_beyond_tenant(request, devices):
+        return None
     gpus = _choose_gpus(request, devices, taken)
     if len(gpus) < request.gpus:
         return None
@@ -154,7 +182,7 @@ def _choose_cores(
     still find one node later.
     """
     limit = devices.core_limit
-    used = taken.cores_of_group.get(limit.group, 0)
+    used = taken.cores_of_group[limit.group]
     if limit.num_cores is not None and used + number > limit.num_cores:
         return ()
     free = {each.node: _free_cores(each, taken) for each in devices.core_sets}

@@ -167,7 +167,8 @@ class Lease:
         """See how things stand, and take the devices if it is this claim's turn."""
         with self._repository.deciding():
             others = [c for c in self._repository.living() if c.lease_id != self.lease_id]
-            holders = tuple(claim for claim in others if claim.grant is not None)
+            own = self.claim.devices.tenant
+            holders = tuple(each.seen_by(own) for each in others if each.grant is not None)
             line = [claim for claim in others if claim.grant is None]
             if self.claim.grant is None:
                 grants = grants_for([*line, self.claim], Taken.by(holders))
@@ -194,6 +195,8 @@ def _check_possible(request: LeaseRequest, devices: HostDevices) -> None:
     if place(request, devices, Taken()) is not None:
         return
     gpus = [f"{gpu.mig_profile or gpu.name} {gpu.uuid}" for gpu in devices.gpus]
+    if devices.tenant_gpus is not None:
+        gpus.append(f"{devices.tenant_gpus} of them at a time, as its tenant {devices.tenant}")
     unusable = "".join(f"; cannot be used: {each}" for each in devices.unusable)
     raise ConfigurationError(
         f"{request} cannot be leased here: this process may use {devices.num_cores} core(s) and "

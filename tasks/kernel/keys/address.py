@@ -12,6 +12,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys.files import FileKeys
 from tasks.kernel.keys.openbao import OpenBao, OpenBaoKeys
 from tasks.kernel.keys.store import KeyStore
+from tasks.kernel.tenants import tenant_of
 from tasks.kernel.values import is_loopback
 
 KEYS = "FALAJ_KEYS"
@@ -27,11 +28,23 @@ OWN = Path("openbao") / "client.json"
 
 
 def named_keys(home: Path, environment: Mapping[str, str] | None = None) -> KeyStore | None:
-    """The key store that the environment or the platform of a state folder names, if any."""
+    """The key store that the environment or the platform of a state folder names, if any.
+
+    Raises:
+        ConfigurationError: as `keys_at`; or a tenant is to sign with the keys of others.
+    """
     env = os.environ if environment is None else environment
     if not env.get(KEYS):
         env = {**own_openbao(home), **env}
-    return keys_at(env[KEYS], env) if env.get(KEYS) else None
+    if not (address := env.get(KEYS)):
+        return None
+    tenant, last = tenant_of(home), urlsplit(address).path.rstrip("/").rpartition("/")[2]
+    if tenant and last not in (tenant, f"transit-{tenant}"):
+        wanted = f"a `transit` engine or a folder of its own, .../transit-{tenant}"
+        raise ConfigurationError(
+            f"{KEYS} of the tenant {tenant} is {address}; expected {wanted}. Nothing was signed"
+        )
+    return keys_at(address, env)
 
 
 def own_openbao(home: Path) -> dict[str, str]:
