@@ -189,7 +189,8 @@ def _mount(home: Path, password: str, folder: Path | None = None) -> None:
         )
     make_folder(home)
     files = (folder or _folder(home)) / "files"
-    _run(PROGRAM, "-q", "-nosyslog", "-noprealloc", str(files), str(home), text=password)
+    options = ("-q", "-nosyslog", "-noprealloc", "-kernel_cache")  # nobody else writes there
+    _run(PROGRAM, *options, str(files), str(home), text=password)
 
 
 def _run(*command: str, text: str = "") -> None:
