@@ -236,10 +236,9 @@ def _check_by_volume(
     num_rows = count(TimeWindow(start=since, end=window.end))
     run = None
     if num_rows >= limit:
-        parameters: dict[str, object] = {"window": window.model_dump(mode="json")}
-        times = num_rows // limit
-        key = f"{key}:{last.result_id}:{times}"
-        run = start_run(deployment, parameters, key=key, queue=None, tags=[TAG])
+        key = f"{key}:{last.result_id}:{num_rows // limit}"
+        asked = {"window": window.model_dump(mode="json")}
+        run = start_run(deployment.id, asked, key=key, tags=[TAG])
     get_run_logger().info(
         "%s rows of %s since the last drift result, %s start a check: %s",
         *(f"{num_rows:,}", what, f"{limit:,}", run.name if run else "none yet"),

@@ -274,14 +274,12 @@ class Registry:
 
     def set_tags(self, version: RegisteredVersion, tags: Mapping[str, str]) -> None:
         """Set those tags of a version that are not yet so."""
+        changed = {k: value for k, value in tags.items() if version.tags.get(k) != value}
         with explained(self.location):
-            for key, value in tags.items():
-                if version.tags.get(key) != value:
-                    self._client.set_model_version_tag(
-                        version.name, str(version.number), key, value
-                    )
-        if changed := sorted(key for key in tags if version.tags.get(key) != tags[key]):
-            self.record("tag-version", version.name, version=str(version), tags=changed)
+            for key, value in changed.items():
+                self._client.set_model_version_tag(version.name, str(version.number), key, value)
+        if changed:
+            self.record("tag-version", version.name, version=str(version), tags=sorted(changed))
 
     def record(self, action: str, name: str, outcome: str = "ok", **subject: Any) -> None:
         """Say in the journal what was done to a model."""
@@ -319,14 +317,12 @@ class Registry:
     def start_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> StartedRun:
         """Begin a run; the experiment is created where there is none."""
         with explained(self.location):
-            known = self._client.get_experiment_by_name(experiment)
-            number = (
-                known.experiment_id
-                if known
-                else self._client.create_experiment(
-                    experiment, artifact_location=f"{ADDRESS}{experiment}"
-                )
+            known, folder = (
+                self._client.get_experiment_by_name(experiment),
+                f"{ADDRESS}{experiment}",
             )
+            number = known and known.experiment_id
+            number = number or self._client.create_experiment(experiment, artifact_location=folder)
             run = self._client.create_run(number, tags=dict(tags), run_name=name)
             return StartedRun(run.info.run_id, self.location.local_path(run.info.artifact_uri))
 

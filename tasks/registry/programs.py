@@ -187,19 +187,12 @@ def find_start(
     if (made := manifest.training_config.get("model", NETWORK)) != NETWORK:
         logger.warning("%s is %r, not a network whose weights mean the same here", champion, made)
         return None
-
-    def build(folder: StagedFolder) -> StartingPoint:
-        return StartingPoint(
-            version=champion.ref,
-            checkpoint=_staged(source, folder),
-            columns=manifest.columns,
-            trained_on=manifest.splits.train,
-        )
-
-    key = content_key("start", champion.ref)
-    made = store.build_once("programs", key, StartingPoint, build)
-    _check_copy(champion, made.checkpoint, manifest.files[source.name].sha256)
-    return made
+    return StartingPoint(
+        version=champion.ref,
+        checkpoint=_copied(champion, source, manifest.files[source.name].sha256, store),
+        columns=manifest.columns,
+        trained_on=manifest.splits.train,
+    )
 
 
 def find_calibration_source(
@@ -293,22 +286,10 @@ def _fetch_with_weights(
 ) -> Weighted:
     """A version's program and checkpoint in the store, with what training goes on from."""
     checkpoint, manifest = verified_start(version)
-    program, described = _fetch(version, store), dict(manifest)
+    copied = _copied(version, checkpoint, manifest.files[checkpoint.name].sha256, store)
+    described = dict(manifest)
     recorded = {name: described[name] for name in kind.model_fields.keys() & described.keys()}
-
-    def build(folder: StagedFolder) -> Weighted:
-        return kind(program=program, checkpoint=_staged(checkpoint, folder), **recorded)
-
-    key = content_key(kind.__name__, version.ref)
-    made = store.build_once("programs", key, kind, build)
-    _check_copy(version, made.checkpoint, manifest.files[checkpoint.name].sha256)
-    return made.model_copy(update={"program": program, **recorded})
-
-
-def _staged(source: Path, folder: StagedFolder) -> Artifact:
-    with refused_writes_explained(folder.path):
-        copy_flushed(source, folder.path / source.name)
-    return folder.artifact(source.name)
+    return kind(program=_fetch(version, store), checkpoint=copied, **recorded)
 
 
 def _recorded_incumbent(registry: Registry, version: RegisteredVersion) -> RegisteredVersion | None:
@@ -320,19 +301,25 @@ def _recorded_incumbent(registry: Registry, version: RegisteredVersion) -> Regis
 
 def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgram:
     source, registered = verified_program(version)
-
-    def build(folder: StagedFolder) -> RegisteredProgram:
-        return registered.model_copy(update={"program": _staged(source, folder)})
-
-    made = store.build_once("programs", content_key(version.ref), RegisteredProgram, build)
-    _check_copy(version, made.program, version.ref.program_sha256)
-    return registered.model_copy(update={"program": made.program})
+    copied = _copied(version, source, version.ref.program_sha256, store)
+    return registered.model_copy(update={"program": copied})
 
 
-def _check_copy(version: RegisteredVersion, copy: Artifact, expected: str) -> None:
-    """See that the store's copy is of the content that the version's signature vouches for."""
-    if copy.sha256 != expected:
+def _copied(
+    version: RegisteredVersion, source: Path, signed: str, store: ArtifactStore
+) -> Artifact:
+    """The store's copy of a version's file, with the content that its signature vouches for."""
+
+    def build(folder: StagedFolder) -> Artifact:
+        with refused_writes_explained(folder.path):
+            copy_flushed(source, folder.path / source.name)
+        return folder.artifact(source.name)
+
+    key = content_key(version.ref, source.name)
+    copy = store.build_once("programs", key, Artifact, build)
+    if copy.sha256 != signed:
         raise SignatureError(
             f"{copy.uri}, the copy of a file of {version}, is {copy.sha256[:12]}, and "
-            f"{expected[:12]} was signed. Nothing of it was used; remove its folder and run again"
+            f"{signed[:12]} was signed. Nothing of it was used; remove its folder and run again"
         )
+    return copy

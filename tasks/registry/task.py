@@ -239,8 +239,7 @@ def register_import(
     Safe to retry: the same program of the same origin is one version, which comes into being after
     its files; a run that was cut off is discarded by the next call.
     """
-    location, store = _installation()
-    return candidate.register_import(imported, config, location, store, code_commit, _trainer())
+    return candidate.register_import(imported, config, *_installation(), code_commit, _trainer())
 
 
 # No timeout: trials may run in threads, where Prefect cannot keep one.
@@ -332,10 +331,8 @@ def open_promotion_question(model: str, version: int, again: bool) -> OpenQuesti
     Raises:
         RegistryError: nobody was asked, or the question cannot be read. Not retried.
     """
-    location, store = _installation()
-    opened = promotion.open_question(
-        model, version, location, store, datetime.now(UTC), again=again
-    )
+    now = datetime.now(UTC)
+    opened = promotion.open_question(model, version, *_installation(), now, again=again)
     create_markdown_artifact(
         opened.markdown,
         key="approval-question",
@@ -361,8 +358,8 @@ def answer_promotion_question(
     Raises:
         RegistryError: by now another question was put, or nothing was settled. Not retried.
     """
-    location, store = _installation()
-    decision = promotion.settle(model, version, digest, answer, location, store, datetime.now(UTC))
+    now = datetime.now(UTC)
+    decision = promotion.settle(model, version, digest, answer, *_installation(), now)
     show_gates(decision)
     return decision
 

@@ -200,19 +200,15 @@ def _repaired(
     seen = {fact.id: fact for fact in facts}
     for repair in repairs:
         if repair.certain:
-            outcome = _carry_out(client, repair, seen[repair.run])
+            try:
+                outcome = _carried_out(client, repair, seen[repair.run])
+            except ObjectNotFound:
+                outcome = "was deleted meanwhile"
             yield replace(repair, outcome=outcome)
 
 
-def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
-    """Do one repair, unless the run has moved on since it was seen; returns what came of it."""
-    try:
-        return _carried_out(client, repair, fact)
-    except ObjectNotFound:
-        return "was deleted meanwhile"
-
-
 def _carried_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
+    """Do one repair, unless the run has moved on since it was seen; returns what came of it."""
     run = client.read_flow_run(UUID(repair.run))
     if run.state is None or _state_of(run) != fact.state or run.run_count != fact.attempts:
         return "moved on by itself"
