@@ -89,8 +89,7 @@ def fit_map(
 def logits(scores: NDArray[np.floating[Any]]) -> Float64Array:
     """Log odds of probabilities, which are kept a little off 0 and 1."""
     p = np.clip(scores.astype(np.float64), LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
-    odds: Float64Array = np.log(p) - np.log1p(-p)
-    return odds
+    return np.log(p) - np.log1p(-p)
 
 
 def fit_platt(labels: Float64Array, logit: Float64Array, days: NDArray[np.intp]) -> Line:

@@ -170,8 +170,7 @@ class DealtGroup:
     def owners(self) -> Int64Array:
         """Shard of every row."""
         blocks = np.arange(self.num_rows) * self.num_blocks // max(self.num_rows, 1)
-        owners: Int64Array = (self.first_block + blocks) % self.num_shards
-        return owners
+        return (self.first_block + blocks) % self.num_shards
 
 
 @dataclass(eq=False)
