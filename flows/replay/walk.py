@@ -35,12 +35,6 @@ from tasks.conversion import calibrator
 from tasks.costs.ledger import CostLedger, Entry
 from tasks.evaluation import judge, recalibration
 from tasks.evaluation.drift import compare
-from tasks.evaluation.drift.compare import (
-    SeenFeatures,
-    compare_features,
-    compare_windows,
-    open_windows,
-)
 from tasks.evaluation.drift.slow import join_days
 from tasks.evaluation.metrics import AGAINST, measure_rows
 from tasks.evaluation.scoring import SCORE
@@ -253,7 +247,7 @@ def _alarm(service: Service, moment: datetime) -> str | None:
 class KeptFeatures(Contract):
     """What the features of two windows showed, and what it took to see."""
 
-    seen: SeenFeatures
+    seen: compare.SeenFeatures
     use: ResourceUse
 
 
@@ -265,8 +259,8 @@ def seen_features(history: History, reference: TimeWindow, current: TimeWindow) 
 
     def build(folder: StagedFolder) -> KeptFeatures:
         with measured() as used, threadpool_limits(1):
-            windows = open_windows(dataset, reference, dataset, current, config, store)
-            seen = compare_features(history.columns, windows, config, history.with_unit)
+            windows = compare.open_windows(dataset, reference, dataset, current, config, store)
+            seen = compare.compare_features(history.columns, windows, config, history.with_unit)
         return KeptFeatures(seen=seen, use=used[0])
 
     return store.build_once("replayed-features", key, KeptFeatures, build)
@@ -302,7 +296,7 @@ def check_drift(
             before = history.judged(model, model.splits.validation)
             sides = dataset, train, dataset, window, before, history.judged(model, window)
             settings = config.drift, history.store, units, earlier, kept.seen
-            report = compare_windows(*sides, *settings)
+            report = compare.compare_windows(*sides, *settings)
         return KeptCheck(report=report, use=used[0] + kept.use + part_of(scores.use, share))
 
     return history.store.build_once("replayed-checks", key, KeptCheck, build)

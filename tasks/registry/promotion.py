@@ -17,18 +17,7 @@ from tasks.contracts.release import (
 from tasks.governance import signing
 from tasks.kernel.errors import ArtifactError, RegistryError
 from tasks.kernel.settings import ArtifactStore, named_artifacts
-from tasks.registry.approval import (
-    APPROVED,
-    WAITING,
-    Answer,
-    Question,
-    consent,
-    describe,
-    known_approval,
-    read_question,
-    record_answer,
-    reopen_question,
-)
+from tasks.registry import approval as approvals
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.gates import GATES, REGRESSION_GATES, Evidence, judge, settings_of
@@ -52,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def promote(
-    asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
+    asked: approvals.Question, location: RegistryLocation, store: ArtifactStore, now: datetime
 ) -> PromotionDecision:
     """Ask all gates; where all are open, point the alias `champion` at the candidate.
 
@@ -77,7 +66,7 @@ def promote(
         approval = None
         if asked.config.approval.enabled and not _is_champion(version, current):
             is_open = all(gate.passed for gate in gates)
-            approval = consent(registry, version, asked, now, ask=is_open)
+            approval = approvals.consent(registry, version, asked, now, ask=is_open)
         decision = _decide(version, current, gates, approval, asked.config)
         if not _is_champion(version, current):
             _record(registry, version, decision)
@@ -91,7 +80,7 @@ def promote(
 
 
 def judge_only(
-    asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
+    asked: approvals.Question, location: RegistryLocation, store: ArtifactStore, now: datetime
 ) -> PromotionDecision:
     """What the gates say of a version at this moment. Nothing is moved, asked or recorded.
 
@@ -107,7 +96,7 @@ def judge_only(
 
 
 def _judged(
-    asked: Question, registry: Registry, store: ArtifactStore, now: datetime
+    asked: approvals.Question, registry: Registry, store: ArtifactStore, now: datetime
 ) -> tuple[RegisteredVersion, RegisteredVersion | None, tuple[GateResult, ...]]:
     """The version, the champion by now, and every gate."""
     version = registry.confirmed(asked.candidate)
@@ -129,7 +118,7 @@ def _judged(
 def answer_and_promote(
     name: str,
     number: int,
-    answer: Answer,
+    answer: approvals.Answer,
     location: RegistryLocation,
     store: ArtifactStore,
     digest: str | None,
@@ -149,7 +138,7 @@ def answer_and_promote(
         TransientError: the registry was busy.
         StorageError: the disk refused; the alias was not moved.
     """
-    asked = record_answer(name, number, answer, location, digest)
+    asked = approvals.record_answer(name, number, answer, location, digest)
     return promote(asked, location, store, answer.given)
 
 
@@ -164,7 +153,11 @@ class OpenQuestion(Contract):
     def is_open(self) -> bool:
         """True where a person is to be asked: all gates are open and nobody has answered yet."""
         approval = self.decision.approval
-        return approval is not None and approval.state == WAITING and not self.decision.closed
+        return (
+            approval is not None
+            and approval.state == approvals.WAITING
+            and not self.decision.closed
+        )
 
 
 def open_question(
@@ -192,12 +185,12 @@ def open_question(
         StorageError: the disk refused.
     """
     registry = Registry(location)
-    asked = read_question(registry, registry.version(name, number))
+    asked = approvals.read_question(registry, registry.version(name, number))
     decision = promote(asked, location, store, now)
     if again and not decision.promoted:
-        asked = reopen_question(name, number, location, now)
+        asked = approvals.reopen_question(name, number, location, now)
         decision = promote(asked, location, store, now)
-    text = describe(decision, registry.run_folder(asked.candidate.run_id))
+    text = approvals.describe(decision, registry.run_folder(asked.candidate.run_id))
     return OpenQuestion(digest=asked.digest, decision=decision, markdown=text)
 
 
@@ -205,7 +198,7 @@ def settle(
     name: str,
     number: int,
     digest: str,
-    answer: Answer | None,
+    answer: approvals.Answer | None,
     location: RegistryLocation,
     store: ArtifactStore,
     now: datetime,
@@ -220,9 +213,9 @@ def settle(
     if answer is not None:
         return answer_and_promote(name, number, answer, location, store, digest)
     registry = Registry(location)
-    asked = read_question(registry, registry.version(name, number))
+    asked = approvals.read_question(registry, registry.version(name, number))
     decision = promote(asked, location, store, now)
-    if decision.approval is not None and decision.approval.state == WAITING:
+    if decision.approval is not None and decision.approval.state == approvals.WAITING:
         raise RegistryError(
             f"the run that asks about {name} version {number} was resumed as if the question were "
             "settled, and it is not. Nothing was changed; approve or reject it with "
@@ -243,7 +236,9 @@ def _decide(
     config: PromotionConfig,
 ) -> PromotionDecision:
     previous = None if current is None else current.number
-    agreed = not config.approval.enabled or (approval is not None and approval.state == APPROVED)
+    agreed = not config.approval.enabled or (
+        approval is not None and approval.state == approvals.APPROVED
+    )
     if _is_champion(version, current):
         agreed, previous = True, _number(version.tags.get(PREVIOUS_TAG))
     return PromotionDecision(
@@ -477,11 +472,11 @@ def _asked_about(registry: Registry, champion: RegisteredVersion, now: datetime)
     later = [v for v in registry.versions(champion.name) if v.number > champion.number]
     for version in sorted(later, key=lambda v: -v.number):
         try:
-            approval = known_approval(version)
+            approval = approvals.known_approval(version)
         except RegistryError as exc:  # its promotion is refused; the champion stands
             logger.warning("%s", exc)
             continue
-        if approval is not None and approval.state == WAITING and now < approval.deadline:
+        if approval is not None and approval.state == approvals.WAITING and now < approval.deadline:
             return version.number
     return None
 

@@ -21,21 +21,8 @@ from tasks.contracts.replay import (
 from tasks.contracts.telemetry import ResourceUse
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import URI_SCHEME
+from tasks.reporting import drawing as draw
 from tasks.reporting.charts import Estimate, trade_chart
-from tasks.reporting.drawing import (
-    BAD,
-    BASELINE,
-    INK,
-    SAND,
-    SOFT,
-    STONE,
-    VIOLET,
-    WASH,
-    WATER,
-    Canvas,
-    canvas,
-    limits,
-)
 from tasks.reporting.page import page_environment
 from tasks.reporting.quantities import (
     MISSING,
@@ -51,12 +38,12 @@ from tasks.reporting.quantities import (
 
 PAGE, FACTS = "replay.html", "replay.json"
 STYLES: dict[PolicyName, dict[str, Any]] = {
-    "never": {"color": STONE, "linestyle": "-", "linewidth": 1.6},
-    "weekly": {"color": VIOLET, "linestyle": (0, (0.7, 1.8)), "linewidth": 2},
-    "monthly": {"color": SAND, "linestyle": (0, (3, 1.8)), "linewidth": 2},
-    "on-drift-alarm": {"color": BAD, "linestyle": (0, (5, 1.5, 0.8, 1.5)), "linewidth": 1.6},
-    "controller": {"color": WATER, "linestyle": "-", "linewidth": 3},
-    "oracle": {"color": INK, "linestyle": (0, (7, 2)), "linewidth": 1},
+    "never": {"color": draw.STONE, "linestyle": "-", "linewidth": 1.6},
+    "weekly": {"color": draw.VIOLET, "linestyle": (0, (0.7, 1.8)), "linewidth": 2},
+    "monthly": {"color": draw.SAND, "linestyle": (0, (3, 1.8)), "linewidth": 2},
+    "on-drift-alarm": {"color": draw.BAD, "linestyle": (0, (5, 1.5, 0.8, 1.5)), "linewidth": 1.6},
+    "controller": {"color": draw.WATER, "linestyle": "-", "linewidth": 3},
+    "oracle": {"color": draw.INK, "linestyle": (0, (7, 2)), "linewidth": 1},
 }
 """Dash and width repeat what the colour says."""
 LINE_HEIGHT = 15.0
@@ -239,17 +226,17 @@ def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
     lines = {p.policy: _points(p, base) for p in result.policies}
     start, end = result.history.start, result.history.end
     rows = LINE_HEIGHT * (len(result.policies) + 1)
-    with canvas(1040, TOP + HIGH + rows + 52, (LEFT, RIGHT, TOP, rows + 52)) as drawing:
+    with draw.canvas(1040, TOP + HIGH + rows + 52, (LEFT, RIGHT, TOP, rows + 52)) as drawing:
         axes = drawing.axes
-        span = limits(*(y for points in lines.values() for _, y in points), margin=0.1)
+        span = draw.limits(*(y for points in lines.values() for _, y in points), margin=0.1)
         axes.set(xlim=(start, end), ylim=span)
         _held_out(drawing, result, span[1])
         for fault in result.faults:
-            axes.axvline(fault.start, **BASELINE)  # type: ignore[arg-type]
+            axes.axvline(fault.start, **draw.BASELINE)  # type: ignore[arg-type]
         for policy, points in lines.items():
             axes.plot(*zip(*points, strict=True), **STYLES[policy]) if points else None
         _name_ends(drawing, [(p[-1][1], name) for name, p in lines.items() if p], span)
-        drawing.write(4, TOP - 22, name, color=SOFT)
+        drawing.write(4, TOP - 22, name, color=draw.SOFT)
         axes.set_xticks([])
         _strip(drawing, result, rows)
         words = f"{name} of {plural(len(lines), 'policy', 'policies')}, {start:%Y-%m-%d} to "
@@ -268,14 +255,14 @@ def _points(
     return found
 
 
-def _held_out(drawing: Canvas, result: ReplayResult, top: float) -> None:
+def _held_out(drawing: draw.Canvas, result: ReplayResult, top: float) -> None:
     ends = result.held_out.start, result.held_out.end
-    drawing.axes.axvspan(*ends, color=WASH, alpha=0.5, linewidth=0)  # type: ignore[arg-type]
-    drawing.note("held-out part: it judges", (ends[0], top), (6, 9), color=SOFT)
+    drawing.axes.axvspan(*ends, color=draw.WASH, alpha=0.5, linewidth=0)  # type: ignore[arg-type]
+    drawing.note("held-out part: it judges", (ends[0], top), (6, 9), color=draw.SOFT)
 
 
 def _name_ends(
-    drawing: Canvas, ends: Sequence[tuple[float, PolicyName]], span: tuple[float, float]
+    drawing: draw.Canvas, ends: Sequence[tuple[float, PolicyName]], span: tuple[float, float]
 ) -> None:
     """Names beside the ends of their lines, moved apart where they would overlap."""
     highest_first, place = sorted(ends, reverse=True), TOP - LINE_HEIGHT
@@ -288,7 +275,7 @@ def _name_ends(
         drawing.write(1040 - RIGHT + 8, place, policy, color=colour, fontweight=weight)
 
 
-def _strip(drawing: Canvas, result: ReplayResult, height: float) -> None:
+def _strip(drawing: draw.Canvas, result: ReplayResult, height: float) -> None:
     """A row for each policy with a tick for each promotion, and one for faults."""
     axes = drawing.add(LEFT, TOP + HIGH + 14, 1040 - LEFT - RIGHT, height)
     names = [p.policy for p in result.policies]
@@ -306,9 +293,9 @@ def _strip(drawing: Canvas, result: ReplayResult, height: float) -> None:
     ]
     marks += [(len(names), f.start, f"{f.fault}: {f.described}", "X") for f in result.faults]
     for row, at, tip, marker in marks:
-        colour = STYLES[names[row]]["color"] if row < len(names) else BAD
+        colour = STYLES[names[row]]["color"] if row < len(names) else draw.BAD
         (mark,) = axes.plot([at], [row], marker, color=colour, ms=8, mec=colour, mew=2)  # type: ignore[arg-type]
         drawing.tip(mark, tip)
     for n, name in enumerate([*names, *(["faults"] if result.faults else [])]):
         y = TOP + HIGH + 14 + height * (n + 0.5) / (len(names) + 1)
-        drawing.write(LEFT - 8, y, name, ha="right", color=SOFT)
+        drawing.write(LEFT - 8, y, name, ha="right", color=draw.SOFT)

@@ -22,15 +22,7 @@ from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import QualityBound
-from tasks.conversion.kinds.interface import (
-    Change,
-    JudgedRows,
-    LabelledRows,
-    ModelKind,
-    blocks_of,
-    mean_interval,
-    paired_change,
-)
+from tasks.conversion.kinds import interface as kinds
 from tasks.conversion.targets.interface import (
     SEED,
     Array,
@@ -215,7 +207,7 @@ def _classes(scores: Scores) -> NDArray[np.int64]:
 
 def _metric(
     program: RegisteredProgram, judged: ModelInputs, labels: NDArray[np.generic] | None
-) -> tuple[str, Change]:
+) -> tuple[str, kinds.Change]:
     """Name of the metric, and what a variant changes of it.
 
     Several answers a row are classes, of which the greatest is the choice. Without labels it counts
@@ -230,25 +222,25 @@ def _metric(
 
     def accuracy(source: Scores, variant: Scores) -> Metric:
         right = _classes(source) if labels is None else labels
-        return mean_interval(
+        return kinds.mean_interval(
             (_classes(variant) == right) - 1.0 * (_classes(source) == right), BLOCKS
         )
 
     def explained(source: Scores, variant: Scores) -> Metric:
         exact = source.astype(np.float64)  # a spread beside a large offset is lost in 32 bits
         errors = ((exact - variant) ** 2).reshape(len(source), -1).sum(axis=1)
-        return mean_interval(-errors / (float(exact.var(axis=0).sum()) or 1.0), BLOCKS)
+        return kinds.mean_interval(-errors / (float(exact.var(axis=0).sum()) or 1.0), BLOCKS)
 
     if has_classes or labels is None:
         name = AGREEMENT_NAME if labels is None else ACCURACY_NAME
         return name, accuracy if has_classes else explained
     is_binary = set(np.unique(labels).tolist()) <= {0, 1}
-    paired = paired_change(
+    paired = kinds.paired_change(
         "classification" if is_binary else "regression",
-        LabelledRows(
+        kinds.LabelledRows(
             inputs=judged,
             labels=labels == 1 if is_binary else labels.astype(np.float64),
-            days=blocks_of(len(labels), BLOCKS).astype("datetime64[D]"),
+            days=kinds.blocks_of(len(labels), BLOCKS).astype("datetime64[D]"),
         ),
     )
     name = AUC_NAME if is_binary else R2_NAME
@@ -266,7 +258,7 @@ def _read_calibration(job: ConversionJob) -> Batches:
     return tuple(sample.blocks(min(CALL_ROWS, most_rows_of(job.program.signature))))
 
 
-def _read_judged(job: ConversionJob) -> JudgedRows:
+def _read_judged(job: ConversionJob) -> kinds.JudgedRows:
     inputs, labels = _read(job, "judged")
     if inputs.num_rows < FEWEST_JUDGED:
         raise DataContractError(
@@ -280,7 +272,7 @@ def _read_judged(job: ConversionJob) -> JudgedRows:
             "name smaller ones in conversion.batch_sizes"
         )
     name, change = _metric(job.program, inputs, labels)
-    return JudgedRows(
+    return kinds.JudgedRows(
         batches=tuple(inputs.blocks(min(CALL_ROWS, most_rows))),
         edges=edge_calls(inputs, most_rows),
         distances=spread_distances,
@@ -313,6 +305,6 @@ def _read(job: ConversionJob, part: str) -> tuple[ModelInputs, NDArray[np.generi
     return read_inputs(table, job.program.signature), found
 
 
-TENSORS = ModelKind(
+TENSORS = kinds.ModelKind(
     name="tensors", bounds=BOUNDS, read_calibration=_read_calibration, read_judged=_read_judged
 )
