@@ -5,17 +5,8 @@ from markupsafe import Markup
 from tasks.contracts.evaluation import EvaluationReport, Metric, MetricSet, SliceMetrics
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
-from tasks.reporting import charts, facts
+from tasks.reporting import charts, facts, quantities
 from tasks.reporting.gallery import Picture, Pictures
-from tasks.reporting.quantities import (
-    count,
-    decimal,
-    difference,
-    estimate,
-    is_shown,
-    percent,
-    significant,
-)
 
 MOST_SLICES = 24
 HEADING_IN_ROWS = 5
@@ -72,8 +63,8 @@ def _trades(record: RunRecord) -> list[Picture]:
         rows = [
             (cost, _trade(v, v.quality_change, cost, metric))
             for v in record.variants
-            if is_shown(cost := costs.get(v.name)) and cost > 0
-            if v.quality_change is not None and is_shown(v.quality_change.value)
+            if quantities.is_shown(cost := costs.get(v.name)) and cost > 0
+            if v.quality_change is not None and quantities.is_shown(v.quality_change.value)
         ]
         if rows:
             caption = f"{what} against {metric}: best is upper left"
@@ -85,7 +76,7 @@ def _trades(record: RunRecord) -> list[Picture]:
 
 def _trade(variant: ModelVariant, change: Metric, cost: float, metric: str) -> charts.Estimate:
     kept = "kept" if variant.accepted else ""
-    figures = f"{significant(cost)}, {metric} {decimal(change.value, 5)}"
+    figures = f"{quantities.significant(cost)}, {metric} {quantities.decimal(change.value, 5)}"
     tip = f"{variant.name} ({kept or 'dropped'}): {figures}"
     return charts.Estimate(variant.name, change.value, change.low, change.high, kept, tip)
 
@@ -99,9 +90,11 @@ def _curves(report: EvaluationReport) -> dict[str, Picture]:
             "observed": Picture("Predicted against observed: do predictions come true?", observed),
             "residuals": Picture("Errors: how far off, and to which side?", residuals),
         }
-    rate = overall.base_rate if is_shown(overall.base_rate) else 0.0
+    rate = overall.base_rate if quantities.is_shown(overall.base_rate) else 0.0
     roc, recall = (
-        charts.Series(f"candidate, area {decimal(area.value)}", [(p.x, p.y) for p in points])
+        charts.Series(
+            f"candidate, area {quantities.decimal(area.value)}", [(p.x, p.y) for p in points]
+        )
         for points, area in ((report.roc, overall.auc), (report.precision_recall, overall.pr_auc))
     )
     titles = "false positive rate", "true positive rate"
@@ -140,7 +133,7 @@ def _compared(record: RunRecord) -> list[Picture]:
     drawn = []
     for caption, title, metrics, shown in sides:
         rows = [
-            charts.Estimate(c.against, m.value, m.low, m.high, difference(m, shown))
+            charts.Estimate(c.against, m.value, m.low, m.high, quantities.difference(m, shown))
             for c, m in zip(found, metrics, strict=True)
         ]
         x_title = f"{title} is better)"
@@ -177,15 +170,15 @@ def _slice(part: SliceMetrics) -> charts.Estimate:
     metrics = part.metrics
     name, shown = facts.slice_metric(metrics)
     if isinstance(metrics, MetricSet):
-        more = f"base rate {percent(metrics.base_rate)}"
+        more = f"base rate {quantities.percent(metrics.base_rate)}"
     else:
-        more = f"skill {estimate(metrics.skill)}"
-    rows = f"{count(metrics.num_rows)} rows"
+        more = f"skill {quantities.estimate(metrics.skill)}"
+    rows = f"{quantities.count(metrics.num_rows)} rows"
     return charts.Estimate(
         name=part.value or "(empty)",
         value=shown.value,
         low=shown.low,
         high=shown.high,
         note=f"{facts.sized(shown.value)} · {rows}",
-        tip=f"{part.value}: {name} {estimate(shown)} on {rows}, {more}",
+        tip=f"{part.value}: {name} {quantities.estimate(shown)} on {rows}, {more}",
     )

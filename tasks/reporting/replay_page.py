@@ -11,13 +11,7 @@ from markupsafe import Markup
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from scipy.special import gammaincinv
 
-from tasks.contracts.replay import (
-    FaultResult,
-    PolicyName,
-    PolicyQuality,
-    PolicyResult,
-    ReplayResult,
-)
+from tasks.contracts import replay
 from tasks.contracts.telemetry import ResourceUse
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import URI_SCHEME
@@ -37,7 +31,7 @@ from tasks.reporting.quantities import (
 )
 
 PAGE, FACTS = "replay.html", "replay.json"
-STYLES: dict[PolicyName, dict[str, Any]] = {
+STYLES: dict[replay.PolicyName, dict[str, Any]] = {
     "never": {"color": draw.STONE, "linestyle": "-", "linewidth": 1.6},
     "weekly": {"color": draw.VIOLET, "linestyle": (0, (0.7, 1.8)), "linewidth": 2},
     "monthly": {"color": draw.SAND, "linestyle": (0, (3, 1.8)), "linewidth": 2},
@@ -51,7 +45,7 @@ LEFT, RIGHT, TOP, HIGH = 112.0, 118.0, 50.0, 260.0
 """Pixels around the picture of quality, and its height."""
 
 
-def write_replay(result: ReplayResult, folder: Path) -> Path:
+def write_replay(result: replay.ReplayResult, folder: Path) -> Path:
     """Write `replay.html` and, before it, the result as `replay.json`; equal results, equal bytes.
 
     Raises:
@@ -62,7 +56,7 @@ def write_replay(result: ReplayResult, folder: Path) -> Path:
     return folder / PAGE
 
 
-def render_replay(result: ReplayResult) -> str:
+def render_replay(result: replay.ReplayResult) -> str:
     """The whole page, self-contained: no script and no address that a browser would load."""
     names = [one.policy for one in result.policies]
     template = page_environment().get_template("replay.html.j2")
@@ -82,7 +76,7 @@ def render_replay(result: ReplayResult) -> str:
     )
 
 
-def judgement(result: ReplayResult) -> tuple[str, str, str]:
+def judgement(result: replay.ReplayResult) -> tuple[str, str, str]:
     """Tone, headline and detail: the controller against the best schedule or alarm, held out."""
     others = [p for p in result.policies if p.policy not in ("controller", "oracle")]
     rivals = [p for p in others if is_shown(p.held_out.to_controller.value)]
@@ -102,7 +96,7 @@ def judgement(result: ReplayResult) -> tuple[str, str, str]:
     return tone, f"The controller {words}", detail
 
 
-def _worth(part: PolicyQuality, others: Sequence[PolicyResult]) -> str:
+def _worth(part: replay.PolicyQuality, others: Sequence[replay.PolicyResult]) -> str:
     """The gain per CPU hour beside that of whoever gains more by it, and what the checks take."""
     own, trained = part.gain_per_cpu_hour, percent(part.training_cpu_s / (part.use.cpu_s or 1))
     if own is None or not is_shown(own.value):
@@ -137,7 +131,7 @@ def money(use: ResourceUse) -> str:
     return f"{significant(use.amount)} {use.currency}" if is_shown(use.amount) else "no prices"
 
 
-def hours_after(fault: FaultResult, moment: datetime | None) -> str:
+def hours_after(fault: replay.FaultResult, moment: datetime | None) -> str:
     """How long after its start something happened: `6 h` or `never`."""
     if moment is None:
         return "never"
@@ -149,7 +143,7 @@ def poisson_bound(seen: int, years: float) -> float | None:
     return float(gammaincinv(seen + 1, 0.95)) / years if years > 0 else None
 
 
-def command(result: ReplayResult) -> str:
+def command(result: replay.ReplayResult) -> str:
     """Recomputes the held-out quality of each policy, run in the state folder."""
     path = f"artifacts/{result.scores.uri.removeprefix(URI_SCHEME)}"
     window, function = result.held_out, "roc_auc_score"
@@ -165,7 +159,7 @@ def command(result: ReplayResult) -> str:
     return f"python -c {shlex.quote(program)}"
 
 
-def replay_lines(result: ReplayResult) -> list[str]:
+def replay_lines(result: replay.ReplayResult) -> list[str]:
     """For the command line: a table of policies, a line for each fault, and the recommendation."""
     rows = [("policy", result.quality_name, "to monthly", "trainings", "CPU hours", "money")]
     for one in result.policies:
@@ -184,7 +178,7 @@ def replay_lines(result: ReplayResult) -> list[str]:
     return [*lines, *([result.proposal.sentence] if result.proposal else []), result.sentence]
 
 
-def compared(one: PolicyResult, part: PolicyQuality, other: PolicyName) -> str:
+def compared(one: replay.PolicyResult, part: replay.PolicyQuality, other: replay.PolicyName) -> str:
     """The difference of the quality to another policy's, or why there is none."""
     if one.policy == other:
         return "itself"
@@ -192,7 +186,7 @@ def compared(one: PolicyResult, part: PolicyQuality, other: PolicyName) -> str:
     return known(difference(metric))
 
 
-def pictures(result: ReplayResult) -> dict[str, Markup]:
+def pictures(result: replay.ReplayResult) -> dict[str, Markup]:
     """Pictures by key, for the page and the Prefect UI; what was not measured has none."""
     drawn = {
         "quality": quality_chart(result, against=None),
@@ -210,13 +204,13 @@ def pictures(result: ReplayResult) -> dict[str, Markup]:
     return drawn
 
 
-def _gain(one: PolicyResult) -> Estimate:
+def _gain(one: replay.PolicyResult) -> Estimate:
     gain, hours = one.held_out.to_never, one.held_out.use.cpu_s / 3600
     tip = f"{one.policy}: {difference(gain)} for {significant(hours)} CPU hours"
     return Estimate(one.policy, gain.value, gain.low, gain.high, "policy", tip)
 
 
-def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
+def quality_chart(result: replay.ReplayResult, against: replay.PolicyResult | None) -> Markup:
     """Weekly quality by policy, or its difference to one of them; below it promotions and faults.
 
     Each line has its policy's name at its end; the held-out part has a ground of its own.
@@ -244,7 +238,7 @@ def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
 
 
 def _points(
-    one: PolicyResult, base: dict[date, float | None] | None
+    one: replay.PolicyResult, base: dict[date, float | None] | None
 ) -> list[tuple[datetime, float]]:
     """Weeks of known quality, or of a known difference."""
     found = []
@@ -255,14 +249,14 @@ def _points(
     return found
 
 
-def _held_out(drawing: draw.Canvas, result: ReplayResult, top: float) -> None:
+def _held_out(drawing: draw.Canvas, result: replay.ReplayResult, top: float) -> None:
     ends = result.held_out.start, result.held_out.end
     drawing.axes.axvspan(*ends, color=draw.WASH, alpha=0.5, linewidth=0)  # type: ignore[arg-type]
     drawing.note("held-out part: it judges", (ends[0], top), (6, 9), color=draw.SOFT)
 
 
 def _name_ends(
-    drawing: draw.Canvas, ends: Sequence[tuple[float, PolicyName]], span: tuple[float, float]
+    drawing: draw.Canvas, ends: Sequence[tuple[float, replay.PolicyName]], span: tuple[float, float]
 ) -> None:
     """Names beside the ends of their lines, moved apart where they would overlap."""
     highest_first, place = sorted(ends, reverse=True), TOP - LINE_HEIGHT
@@ -275,7 +269,7 @@ def _name_ends(
         drawing.write(1040 - RIGHT + 8, place, policy, color=colour, fontweight=weight)
 
 
-def _strip(drawing: draw.Canvas, result: ReplayResult, height: float) -> None:
+def _strip(drawing: draw.Canvas, result: replay.ReplayResult, height: float) -> None:
     """A row for each policy with a tick for each promotion, and one for faults."""
     axes = drawing.add(LEFT, TOP + HIGH + 14, 1040 - LEFT - RIGHT, height)
     names = [p.policy for p in result.policies]
