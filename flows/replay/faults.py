@@ -190,7 +190,8 @@ class _Looks:
             return self.faulty.sighting(self.hour + HOUR + REFRESH_DELAY, by, self.faulty.refused)
         config = self.config.model_copy(update={"monitoring": self.monitored})
         suites = bounded_suites(suites_of(config, self.settings.feature_repo).tables, config)
-        both, times = (tables.tables, whole.tables), _view_times(config)
+        times = dict.fromkeys(config.view_keys, "event_timestamp")
+        both = (tables.tables, whole.tables)
         return self._refused(by, both, times, self.monitored.baseline, suites)
 
     def _refused(
@@ -281,10 +282,6 @@ class _Looks:
 def _raw_times(config: PipelineConfig) -> dict[str, str]:
     """Column of the moments, of raw tables with history."""
     return {t.name: t.time_column for t in config.features.raw_tables if t.time_column}
-
-
-def _view_times(config: PipelineConfig) -> dict[str, str]:
-    return dict.fromkeys(config.view_keys, "event_timestamp")
 
 
 def _judged(

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
@@ -23,7 +21,7 @@ from tasks.contracts import evaluation
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema
 from tasks.evaluation.config import RecalibrationConfig
-from tasks.evaluation.scoring import SCORE, utc_times
+from tasks.evaluation.scoring import SCORE, labelled, utc_times
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import number_days
 
@@ -201,10 +199,7 @@ def fit_scored(
     Raises:
         ArtifactError: the scores are absent or damaged.
     """
-    rows: pd.DataFrame = pq.read_table(store.path(scored.scores)).to_pandas()
-    time, window = rows[columns.event_time], scored.window
-    inside = (time >= window.start) & (time < window.end)  # the file may hold later rows too
-    rows = rows[inside & rows[columns.label].notna()]
+    rows = labelled(scored, columns, store)
     return fit_map(
         rows[columns.label].to_numpy(np.float64),
         rows[SCORE].to_numpy(),

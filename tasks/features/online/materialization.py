@@ -16,8 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 from feast import FeatureStore, FeatureView
 from feast.feature_store import tqdm
-from feast.infra.key_encoding_utils import deserialize_entity_key
-from feast.type_map import feast_value_type_to_python_type
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
@@ -27,6 +25,7 @@ from tasks.features.access.store import apply_definitions, open_store, quiet, ta
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name
 from tasks.features.offline.source import source_name
+from tasks.features.online.backend import key_values
 from tasks.features.online.newer_wins import NewerWinsOnlineStore, Removal
 from tasks.features.online.plan import KeyGroup
 from tasks.features.online.vector_engine import BEGINNING, VectorComputeEngine
@@ -380,9 +379,7 @@ def forget_entities(theirs: Theirs, settings: Settings, *, count_only: bool) -> 
 
 def spelled_key(key: bytes) -> dict[str, str]:
     """Join keys of a serialized entity key and their values."""
-    found = deserialize_entity_key(key, 3)
-    values = (feast_value_type_to_python_type(value) for value in found.entity_values)
-    return {name: str(value) for name, value in zip(found.join_keys, values, strict=True)}
+    return {name: str(value) for name, value in key_values(key).items()}
 
 
 def _provider(feast: FeatureStore) -> AuditedProvider:

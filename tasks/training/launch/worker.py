@@ -107,7 +107,8 @@ def train(run: run_directory.RunDirectory, job: run_directory.TrainingJob, rank:
     ranks = join(job.config.strategy, job.config.device)
     allowed = os.sched_getaffinity(0)
     prepare_device(job, ranks, allowed)
-    in_background = has_spare_core(job, ranks, len(allowed))
+    busy = ranks.local_size * job.threads_per_rank
+    in_background = job.config.device == "cuda" or len(allowed) > busy  # a core is free
     with (
         writer_of(job, run, asynchronous=in_background) as writer,
         closing(TrainingSession(job, run, writer)) as session,
@@ -139,11 +140,6 @@ def writer_of(
     """What writes the checkpoints of a run where its configuration says, and as often."""
     store = open_store(job.config.checkpoints, run.path, run.location)
     return CheckpointWriter(store, job.config.checkpoints.every_s, asynchronous=asynchronous)
-
-
-def has_spare_core(job: run_directory.TrainingJob, ranks: Communicator, num_cores: int) -> bool:
-    """True where a core of this host's `num_cores` is free while its ranks compute."""
-    return job.config.device == "cuda" or num_cores > ranks.local_size * job.threads_per_rank
 
 
 def prepare_device(job: run_directory.TrainingJob, ranks: Communicator, allowed: set[int]) -> None:
