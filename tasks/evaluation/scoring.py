@@ -91,7 +91,7 @@ def labelled(scored: ScoredWindow, columns: DatasetSchema, store: ArtifactStore)
         ArtifactError: the scores are absent or damaged.
     """
     names = [columns.event_time, columns.label, SCORE]
-    rows = pq.read_table(store.path(scored.scores), columns=names).to_pandas()
+    rows: pd.DataFrame = pq.read_table(store.path(scored.scores), columns=names).to_pandas()
     time, window = rows[columns.event_time], scored.window
     inside = (time >= window.start) & (time < window.end)  # the file may hold later rows too
     return rows[inside & rows[columns.label].notna()]
