@@ -18,13 +18,7 @@ from tasks.conversion.task import add_triton_repositories, build_variants, judge
 from tasks.imports.task import export_encoder, prepare_corpus, take_program, take_rows
 from tasks.kernel.provenance import code_commit
 from tasks.lineage.task import find_raw_files, record_conversion, record_import
-from tasks.registry.task import (
-    attach_variants,
-    claim_model_name,
-    fetch_version,
-    find_trained,
-    register_import,
-)
+from tasks.registry import task as registry
 
 
 @flow(name="conversion", flow_run_name="convert-{version.name}-v{version.version}", **RECORDED)
@@ -53,11 +47,11 @@ def convert_version(
     version: ModelVersionRef, rows: ConversionRows, config: ConversionConfig
 ) -> tuple[ModelVariant, ...]:
     """The same for a model of any family, whatever its rows are made of."""
-    program = fetch_version(version)
+    program = registry.fetch_version(version)
     built = build_variants(program, rows, config)
     judged = judge_variants(program, built, rows, config)
     variants = add_triton_repositories(program, judged, rows, config)
-    attach_variants(version, variants, find_raw_files(version))
+    registry.attach_variants(version, variants, find_raw_files(version))
     return variants
 
 
@@ -81,7 +75,7 @@ def reconversion_flow(
         RegistryError: there is no such version, it is damaged, or was trained elsewhere.
     """
     check_places(config)
-    trained = find_trained(config.registry, version)
+    trained = registry.find_trained(config.registry, version)
     if trained.splits != config.splits:
         config = config.with_splits(trained.splits)
     return called(conversion_flow, trained.version, validated_rows(config), config)
@@ -94,9 +88,9 @@ def model_import_flow(config: ImportConfig) -> ImportedModel:
     Args:
         config: the import.
     """
-    claim_model_name(None, None, config.registry)
+    registry.claim_model_name(None, None, config.registry)
     imported, rows = _taken(config)
-    version = register_import(imported, config.registry, code_commit())
+    version = registry.register_import(imported, config.registry, code_commit())
     record_import(version, imported, code_commit(), return_state=True)
     variants = convert_version(version, rows, config.conversion)
     record_conversion(version, rows, variants, code_commit(), return_state=True)

@@ -215,14 +215,13 @@ def _parameters(order: Order, config: PipelineConfig) -> dict[str, BaseModel]:
 def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
     """Start the flow's deployment; the same order gives the same run."""
     config = PipelineConfig.model_validate(deployment.parameters["config"])
-    run = start_run(
-        deployment,
+    return start_run(
+        deployment.id,
         {n: v.model_dump(mode="json") for n, v in _parameters(order, config).items()},
         key=order.incident_id,
-        queue=QUEUE if deployment.work_pool_name else None,
+        work_queue_name=QUEUE if deployment.work_pool_name else None,
         tags=[TAG, f"falaj:episode:{order.incident_id[:12]}"],
-    )
-    return run.id
+    ).id
 
 
 def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
@@ -241,27 +240,27 @@ def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
 
 
 def start_run(
-    deployment: DeploymentResponse,
-    parameters: dict[str, object],
-    *,
-    key: str,
-    queue: str | None,
-    tags: list[str],
+    deployment: UUID | str, parameters: dict[str, Any], *, key: str, **how: Any
 ) -> FlowRun:
     """Start a run that goes on when this flow has ended; the same key gives the same run.
+
+    Args:
+        deployment: its id, or its name with that of its flow.
+        parameters: plain values.
+        key: of the run.
+        how: more of what Prefect's `run_deployment` takes.
 
     Raises:
         TransientError: the API does not answer.
     """
     with _answering_api():
         started = run_deployment(
-            deployment.id,
+            deployment,
             parameters=parameters,
             timeout=0,
             idempotency_key=key,
             as_subflow=False,
-            work_queue_name=queue,
-            tags=tags,
+            **how,
         )
     return cast(FlowRun, started)
 
@@ -340,10 +339,8 @@ def _answering_api() -> Iterator[None]:
     """Turn what the Prefect client raises where the API does not answer into a `TransientError`."""
     try:
         yield
-    except ObjectNotFound:
-        raise
     except httpx.HTTPError as exc:
         raise TransientError(
-            f"the Prefect API did not answer the controller as expected ({exc}). Nothing was "
-            "started, the claim stays, and the sweep tries again"
+            f"the Prefect API did not answer as expected ({exc}). Nothing was started; the "
+            "controller's claim stays, and the sweep tries again"
         ) from exc

@@ -21,19 +21,10 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, ServedWindow, TooFewPredictions
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import RegisteredProgram
+from tasks.control.retraining import task as retraining
 from tasks.control.retraining.decision import asks_for_former
 from tasks.control.retraining.records import StoredResult
-from tasks.control.retraining.task import (
-    find_newest_drift_result,
-    find_scored_days,
-    store_drift_result,
-)
-from tasks.evaluation.task import (
-    check_drift,
-    compare_previous,
-    judge_served_window,
-    score_model_window,
-)
+from tasks.evaluation import task as evaluate
 from tasks.features.task import count_new_rows
 from tasks.kernel.settings import Settings
 from tasks.predictions.task import count_served_rows, take_served_window
@@ -59,7 +50,7 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
         return None
     config = of_champion(config, champion)
     reference, current = validated_rows(config), validated_rows(config, window)
-    now = score_model_window(champion, current, window, config.evaluation)
+    now = evaluate.score_model_window(champion, current, window, config.evaluation)
     return _compared(champion, reference, current, now, window, config)
 
 
@@ -114,7 +105,7 @@ def check_served(
     )
     if isinstance(served, TooFewPredictions):
         return served
-    now = judge_served_window(served, config.evaluation)
+    now = evaluate.judge_served_window(served, config.evaluation)
     return _compared(champion, reference, served.dataset, now, window, config, served)
 
 
@@ -129,12 +120,14 @@ def _compared(
 ) -> DriftReport:
     """Compare, and store the result for the controller, with how the former champion would do."""
     # Rows of the validation window: the champion was not trained on them.
-    before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
+    before = evaluate.score_model_window(
+        champion, reference, config.splits.validation, config.evaluation
+    )
     known = served.reference if served else reference
     units = columns_with_unit(config)
     windows = (known, config.splits.train, current, window, before, now)
-    earlier = find_scored_days(champion.version, config.name)
-    report = check_drift(*windows, config.drift, units, earlier)
+    earlier = retraining.find_scored_days(champion.version, config.name)
+    report = evaluate.check_drift(*windows, config.drift, units, earlier)
     if served:
         report = report.model_copy(update={"evidence": (*report.evidence, served.told)})
     standing, difference = find_champion_state(config.registry.model_name), None
@@ -142,10 +135,10 @@ def _compared(
     policy = config.retraining
     if whole and standing and standing.previous and asks_for_former(report, standing, policy):
         former = fetch_version(standing.previous)
-        then = score_model_window(former, current, report.current, config.evaluation)
-        difference = compare_previous(then, now, current)
+        then = evaluate.score_model_window(former, current, report.current, config.evaluation)
+        difference = evaluate.compare_previous(then, now, current)
     found = (report, champion.version, standing, difference)
-    store_drift_result(*found, config.name, policy, held_back(config))
+    retraining.store_drift_result(*found, config.name, policy, held_back(config))
     return report
 
 
@@ -226,7 +219,7 @@ def _check_by_volume(
     a check that failed is started again after as many rows more. The first result is the loop's.
     """
     deployment = deployment_for(flow_name, config.name)
-    last = find_newest_drift_result(config.registry.model_name, config.name)
+    last = retraining.find_newest_drift_result(config.registry.model_name, config.name)
     if deployment is None or last is None:
         return None
     window = config.clock.newest_labelled(moment_of_run())
@@ -236,10 +229,9 @@ def _check_by_volume(
     num_rows = count(TimeWindow(start=since, end=window.end))
     run = None
     if num_rows >= limit:
-        parameters: dict[str, object] = {"window": window.model_dump(mode="json")}
-        times = num_rows // limit
-        key = f"{key}:{last.result_id}:{times}"
-        run = start_run(deployment, parameters, key=key, queue=None, tags=[TAG])
+        key = f"{key}:{last.result_id}:{num_rows // limit}"
+        asked = {"window": window.model_dump(mode="json")}
+        run = start_run(deployment.id, asked, key=key, tags=[TAG])
     get_run_logger().info(
         "%s rows of %s since the last drift result, %s start a check: %s",
         *(f"{num_rows:,}", what, f"{limit:,}", run.name if run else "none yet"),

@@ -10,25 +10,14 @@ from flows.stages import FOUND, RECORDED, check_places, hours_or_newest, run_nam
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
 from tasks.evaluation.task import check_test_window, monitor_features
+from tasks.features import task as features
 from tasks.features.checks.report import ParityReport
-from tasks.features.task import (
-    build_feature_tables,
-    compare_online_with_offline,
-    land_raw_rows,
-    materialize_features,
-    publish_feature_tables,
-    rank_single_features,
-)
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_refresh
+from tasks.validation import task as validation
 from tasks.validation.suites import Suite, with_magnitudes
-from tasks.validation.task import (
-    validate_feature_tables,
-    validate_landed_rows,
-    validate_training_set,
-)
 
 
 @flow(name="feature-refresh", flow_run_name=run_name("refresh", hours_or_newest), **RECORDED)
@@ -48,14 +37,14 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
     settings = Settings.from_environment()
     suites, repo = approved_suites(config, settings), settings.feature_repo
     table_suites = bounded_suites(suites.tables, config)
-    landed = land_raw_rows(window, config.features)
-    rows = validate_landed_rows(landed, suites.rows)
-    built = build_feature_tables(rows, config.features)
-    validations = validate_feature_tables(built, window, table_suites)
+    landed = features.land_raw_rows(window, config.features)
+    rows = validation.validate_landed_rows(landed, suites.rows)
+    built = features.build_feature_tables(rows, config.features)
+    validations = validation.validate_feature_tables(built, window, table_suites)
     if window.contains(config.window):
         check_training_set(built, suites.training_set, config)
-    tables = publish_feature_tables(built, validations)
-    views = materialize_features(tables, window, config.features.materialization)
+    tables = features.publish_feature_tables(built, validations)
+    views = features.materialize_features(tables, window, config.features.materialization)
     monitoring = monitor_features(tables, window, config.view_keys, config.monitoring)
     announce_staleness(config.name, monitoring.newly_stale)
     refresh = FeatureRefresh(
@@ -92,9 +81,11 @@ def check_training_set(
         DataContractError: nothing could be trained on these tables. They are not published.
     """
     snapshot = training_set(config, config.window, tables)
-    dataset = validate_training_set(snapshot, with_encoded(suite, snapshot), config.splits)
+    dataset = validation.validate_training_set(
+        snapshot, with_encoded(suite, snapshot), config.splits
+    )
     check_test_window(dataset, config.splits, config.evaluation)
-    rank_single_features(snapshot, config.splits, config.features, tables)
+    features.rank_single_features(snapshot, config.splits, config.features, tables)
     return dataset
 
 
@@ -120,7 +111,7 @@ def parity_check_flow(config: PipelineConfig) -> ParityReport:
         config: The use case; its training set names the feature service.
     """
     check_places(config)
-    return compare_online_with_offline(config.features)
+    return features.compare_online_with_offline(config.features)
 
 
 def difference(report: ParityReport) -> FeatureStoreError:

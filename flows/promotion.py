@@ -12,7 +12,6 @@ from prefect import flow, runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import StateType
-from prefect.deployments import run_deployment
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_runs import suspend_flow_run
@@ -23,6 +22,7 @@ from pydantic import Field, PositiveInt, ValidationError
 
 from flows.candidate import validated_rows
 from flows.config import PipelineConfig
+from flows.decision import start_run
 from flows.stages import FOUND, RECORDED, called, found_but_not_retried
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
@@ -34,17 +34,11 @@ from tasks.governance.identity import Subject, read_sign_in
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import AccessError, ConfigurationError, RegistryError
 from tasks.kernel.settings import Settings
-from tasks.registry.approval import VISIBLE, Answer, is_open, outcome
+from tasks.registry import task as registry
+from tasks.registry.approval import VISIBLE, Answer, outcome, seconds_left
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import TRAINED_BY_TAG, Registry
 from tasks.registry.promotion import OpenQuestion
-from tasks.registry.task import (
-    answer_promotion_question,
-    close_promotion_question,
-    find_filed,
-    open_promotion_question,
-    promote_candidate,
-)
 
 APPROVAL = "approval/approval"
 EXPIRY = "approval-expiry/approval-expiry"
@@ -83,7 +77,9 @@ def promotion_flow(
         variants: Its converted forms.
         config: The use case, with the gates' bounds.
     """
-    decision = promote_candidate(candidate, evaluation, dataset, variants, config.promotion)
+    decision = registry.promote_candidate(
+        candidate, evaluation, dataset, variants, config.promotion
+    )
     announce_refusal(decision)
     start_approval(decision)
     return decision
@@ -110,12 +106,12 @@ def version_promotion_flow(
     Raises:
         RegistryError: there is no such version, or it lacks its judgement or its variants.
     """
-    filed = find_filed(config.registry, version)
+    filed = registry.find_filed(config.registry, version)
     if filed.splits != config.splits:
         config = config.with_splits(filed.splits)
     evidence = filed.version, filed.evaluation, validated_rows(config), filed.variants
     if only_judge:
-        return promote_candidate(*evidence, config.promotion, only_judge=True)
+        return registry.promote_candidate(*evidence, config.promotion, only_judge=True)
     return called(promotion_flow, *evidence, config)
 
 
@@ -162,14 +158,14 @@ def approval_flow(model: str, version: int, ask_again: bool = False) -> Promotio
         ask_again: Ask also where this version was rejected before, or where nobody answered in
             time.
     """
-    asked = open_promotion_question(model, version, ask_again)
+    asked = registry.open_promotion_question(model, version, ask_again)
     if not asked.is_open:
         get_run_logger().info("nobody is asked: %s", outcome(asked.decision))
         return asked.decision
     answer = ask_a_person(asked)
     if answer is not None:
         record_act(ACTION, answer.decision, _subject(model, version), answer.approver)
-    decision = answer_promotion_question(model, version, asked.digest, answer)
+    decision = registry.answer_promotion_question(model, version, asked.digest, answer)
     announce_answer(decision)
     call_off_expiry()
     return decision
@@ -189,7 +185,7 @@ def approval_expiry_flow(model: str, version: int, question: str, waiting_run: U
         question: Digest of the question.
         waiting_run: The run that asks; it goes on and reports the rejection.
     """
-    closed = close_promotion_question(model, version, question)
+    closed = registry.close_promotion_question(model, version, question)
     if closed:
         record_act(ACTION, "timed out", _subject(model, version), None)
     if not _is_open(model, version, question):
@@ -285,7 +281,7 @@ def _before_waiting(asked: OpenQuestion) -> None:
     assert approval is not None
     question = {"question": asked.digest, "waiting_run": str(runtime.flow_run.id)}
     started, parameters = time.monotonic(), _subject_values(decision) | question
-    _start(EXPIRY, parameters, key=_expiry_key(), scheduled=approval.deadline)
+    start_run(EXPIRY, parameters, key=_expiry_key(), scheduled_time=approval.deadline)
     summary = f"{len(decision.gates)} of {len(decision.gates)} gates are open."
     deadline = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
     _announce("waiting", decision, summary=summary, deadline=deadline)
@@ -322,11 +318,11 @@ def start_approval(decision: PromotionDecision) -> None:
         return
     key = f"{APPROVAL}:{ref.name}:{ref.version}:{approval.asked.isoformat()}"
     try:
-        run = _start(APPROVAL, _subject_values(decision), key=key)
+        run = start_run(APPROVAL, _subject_values(decision), key=key)
     except ObjectNotFound:
         get_run_logger().warning("%s", how_to_answer(decision))
     else:
-        get_run_logger().info("run %s asks a person", run)
+        get_run_logger().info("run %s asks a person", run.name)
 
 
 def promotion_outcome(decision: PromotionDecision) -> str:
@@ -406,22 +402,9 @@ def _moment_of_answer() -> datetime:
     return max(resumed, default=datetime.now(UTC))
 
 
-def _start(
-    deployment: str, parameters: dict[str, Any], *, key: str, scheduled: datetime | None = None
-) -> str:
-    run: Any = run_deployment(
-        deployment,
-        parameters=parameters,
-        scheduled_time=scheduled,
-        idempotency_key=key,
-        timeout=0,
-        as_subflow=False,
-    )
-    return str(run.name)
-
-
 def _is_open(model: str, version: int, question: str) -> bool:
-    return is_open(model, version, RegistryLocation.of(Settings.from_environment()), question)
+    location = RegistryLocation.of(Settings.from_environment())
+    return seconds_left(model, version, location, datetime.now(UTC), question) is not None
 
 
 def _expiry_key() -> str:

@@ -15,14 +15,8 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import RecalibrationResult
 from tasks.contracts.training import CandidateModel
 from tasks.conversion.task import map_program
+from tasks.evaluation import task as evaluate
 from tasks.evaluation.config import calibration_splits, split_window
-from tasks.evaluation.task import (
-    fit_baseline_model,
-    fit_calibrator,
-    judge_candidate,
-    score_model_window,
-    weigh_recalibration,
-)
 from tasks.registry.task import claim_model_name, find_calibration_source, find_incumbent
 
 
@@ -53,14 +47,14 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     splits = calibration_splits(source.splits.train, fit_window, holdout)
     config = config.with_splits(splits)
     dataset = validated_rows(config)
-    scored = score_model_window(source.program, dataset, fit_window, config.evaluation)
-    outcome = fit_calibrator(scored, dataset.snapshot.columns, config.recalibration)
+    scored = evaluate.score_model_window(source.program, dataset, fit_window, config.evaluation)
+    outcome = evaluate.fit_calibrator(scored, dataset.snapshot.columns, config.recalibration)
     version_before = source.program.version
     if outcome.fit is None:
         return RecalibrationResult(source=version_before, fit=outcome, refusal=outcome.refusal)
     model = map_program(source, outcome, dataset, splits)
     evaluation = judge(model, dataset, config)
-    refusal = weigh_recalibration(model, evaluation)
+    refusal = evaluate.weigh_recalibration(model, evaluation)
     result = RecalibrationResult(
         source=version_before, fit=outcome, refusal=refusal, evaluation=evaluation
     )
@@ -74,8 +68,8 @@ def judge(
 ) -> EvaluationReport:
     """Judge a model beside the champion and the baseline model."""
     incumbent = find_incumbent(model, config.registry)
-    baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
-    return judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation)
+    baseline_model = evaluate.fit_baseline_model(dataset, config.splits, config.baseline_model)
+    return evaluate.judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation)
 
 
 def promoted(

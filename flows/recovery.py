@@ -19,13 +19,7 @@ from pydantic import ValidationError
 
 from flows.stages import found_but_not_retried
 from tasks.control.config import RecoveryConfig
-from tasks.control.recovery.task import (
-    Sweep,
-    find_dead_task_runs,
-    find_repairs,
-    slot_facts,
-    sweep_stale_runs,
-)
+from tasks.control.recovery import task as recovery
 from tasks.kernel.errors import TransientError
 
 
@@ -34,13 +28,13 @@ from tasks.kernel.errors import TransientError
     flow_run_name="sweep",
     **found_but_not_retried("its next run by schedule does the same"),
 )
-def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> Sweep:  # noqa: B008  frozen
+def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> recovery.Sweep:  # noqa: B008  frozen
     """Put stale runs right: end, free, start again.
 
     Args:
         config: When a run counts as lost.
     """
-    return sweep_stale_runs(config)
+    return recovery.sweep_stale_runs(config)
 
 
 LOOK_EVERY_S = 15.0
@@ -63,8 +57,8 @@ def watch(stop: threading.Event) -> None:
 def _look(client: SyncPrefectClient) -> None:
     """One cycle."""
     config = limits(client)
-    leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
-    if find_repairs(client, config) or leaking or find_dead_task_runs(client):
+    leaking = any(slot.taken > slot.num_holders for slot in recovery.slot_facts(client))
+    if recovery.find_repairs(client, config) or leaking or recovery.find_dead_task_runs(client):
         recovery_sweep_flow(config)
 
 

@@ -22,7 +22,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, ParamSpec, TypeVar, cast, get_args
@@ -222,23 +221,12 @@ RECORDED: dict[str, Any] = {
 
 def found_but_not_retried(why: str) -> dict[str, Any]:
     """As `FOUND`, for a flow that must not be started again by itself."""
-    return {**FOUND, "on_running": [*BEGINS, _NoteWhy(why), note_process]}
 
-
-@dataclass(frozen=True)
-class _NoteWhy:
-    """Hook: write down why a run must not be started again."""
-
-    why: str
-
-    @property
-    def __name__(self) -> str:
-        return "note_why_not_retried"
-
-    def __call__(self, flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-        """See `note_process`."""
+    def note_why(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
         with get_client(sync_client=True) as client:
-            client.update_flow_run_labels(flow_run.id, {NOT_RETRIED: self.why})
+            client.update_flow_run_labels(flow_run.id, {NOT_RETRIED: why})
+
+    return {**FOUND, "on_running": [*BEGINS, note_why, note_process]}
 
 
 def check_places(config: PipelineConfig, *also: Placement) -> None:

@@ -16,6 +16,7 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import TrainingResult
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.control.leases.task import training_request
+from tasks.control.routing.task import dump_parameters
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
 from tasks.features.task import rank_single_features
 from tasks.governance.handling import Placement
@@ -114,7 +115,7 @@ def run_trials(dataset: ValidatedDataset, config: PipelineConfig) -> StudyRecord
     own = source_digest(base.own_model, settings.feature_repo) if base.own_model else ""
     name = study_name(dataset, config.splits, base, search, own)
     storage = StudyStorage.of(search.storage, search_folder(settings), os.environ)
-    run = _in_this_process if not search.work_pool else _on_work_pool
+    run: Callable[..., object] = _on_work_pool if search.work_pool else trial_flow
 
     def run_one(proposal: Proposal) -> None:
         run(TrialOrder.of(name, proposal, base, search), dataset, config)
@@ -147,10 +148,6 @@ def trial_in_words(trial: TrialRecord, num_done: int, num_trials: int) -> str:
     )
 
 
-def _in_this_process(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> None:
-    trial_flow(order, dataset, config)
-
-
 def _on_work_pool(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> None:
     """Run the trial's deployment and wait; a search that is run again finds the same run.
 
@@ -160,15 +157,10 @@ def _on_work_pool(order: TrialOrder, dataset: ValidatedDataset, config: Pipeline
     from prefect.deployments import run_deployment
 
     check_places(config, Placement("trial", f"pool:{config.search.work_pool}"))
-    parameters = {
-        "order": order.model_dump(mode="json"),
-        "dataset": dataset.model_dump(mode="json"),
-        "config": config.model_dump(mode="json"),
-    }
     run_deployment_now: Callable[..., object] = run_deployment
     run = run_deployment_now(
         f"trial/{config.search.work_pool}",
-        parameters=parameters,
+        parameters=dump_parameters(trial_flow, order, dataset, config),
         idempotency_key=order.key,
         as_subflow=True,
         poll_interval=POLL_S,

@@ -19,15 +19,8 @@ from flows.drift_check import columns_with_unit
 from flows.feature_refresh import bounded_suites
 from flows.replay.history import CHECKED_AT
 from flows.replay.permuted import unjudged
+from tasks.contracts import data
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import (
-    DatasetSchema,
-    FeatureTables,
-    LandedRows,
-    TableRef,
-    ValidatedDataset,
-    ValidatedRows,
-)
 from tasks.contracts.replay import FalseAlarms, Sighting
 from tasks.evaluation.config import MonitoringConfig
 from tasks.evaluation.drift.compare import compare_features, open_windows
@@ -62,9 +55,9 @@ class World:
         refused: why, in the words of the check that refused.
     """
 
-    landed: LandedRows
-    tables: FeatureTables | None
-    dataset: ValidatedDataset | None
+    landed: data.LandedRows
+    tables: data.FeatureTables | None
+    dataset: data.ValidatedDataset | None
     refused: str | None
 
 
@@ -121,12 +114,12 @@ def faulty_world(fault: Fault, config: PipelineConfig, settings: Settings) -> Fa
     return FaultyWorld(**vars(broken), fault=fault, described=told, named=named, size=rows.size)
 
 
-def _built(landed: LandedRows, config: PipelineConfig, settings: Settings) -> World:
+def _built(landed: data.LandedRows, config: PipelineConfig, settings: Settings) -> World:
     """Tables and training set of landed rows for which nothing vouches; not for publishing."""
     repo, store, features = settings.feature_repo, settings.store, config.features
     tables = snapshot = None
     try:
-        rows = ValidatedRows(landed=landed, validations=())
+        rows = data.ValidatedRows(landed=landed, validations=())
         tables = build_feature_tables(rows, EMPTY, features, repo, store)
         snapshot = build_training_set(tables, config.window, features, settings)
         if encoded := features.training_set.encoded:
@@ -197,13 +190,14 @@ class _Looks:
             return self.faulty.sighting(self.hour + HOUR + REFRESH_DELAY, by, self.faulty.refused)
         config = self.config.model_copy(update={"monitoring": self.monitored})
         suites = bounded_suites(suites_of(config, self.settings.feature_repo).tables, config)
-        both, times = (tables.tables, whole.tables), _view_times(config)
+        times = dict.fromkeys(config.view_keys, "event_timestamp")
+        both = (tables.tables, whole.tables)
         return self._refused(by, both, times, self.monitored.baseline, suites)
 
     def _refused(
         self,
         by: str,
-        both: tuple[Sequence[TableRef], Sequence[TableRef]],
+        both: tuple[Sequence[data.TableRef], Sequence[data.TableRef]],
         times: Mapping[str, str],
         baseline: TimeWindow | None,
         suites: Mapping[str, Suite],
@@ -270,7 +264,7 @@ class _Looks:
         return list(compare_features(self.columns, windows, config.drift, units).faults)
 
     @cached_property
-    def columns(self) -> DatasetSchema | None:
+    def columns(self) -> data.DatasetSchema | None:
         """The features that the fault changed: no other can show what it did not before."""
         broken, whole, store = self.faulty.dataset, self.whole.dataset, self.settings.store
         if broken is None or whole is None:
@@ -290,13 +284,9 @@ def _raw_times(config: PipelineConfig) -> dict[str, str]:
     return {t.name: t.time_column for t in config.features.raw_tables if t.time_column}
 
 
-def _view_times(config: PipelineConfig) -> dict[str, str]:
-    return dict.fromkeys(config.view_keys, "event_timestamp")
-
-
 def _judged(
-    table: TableRef,
-    others: Sequence[TableRef],
+    table: data.TableRef,
+    others: Sequence[data.TableRef],
     suites: Mapping[str, Suite],
     window: TimeWindow,
     store: ArtifactStore,
@@ -313,12 +303,12 @@ def _judged(
 
 
 def cut_rows(
-    tables: Sequence[TableRef],
+    tables: Sequence[data.TableRef],
     times: Mapping[str, str],
     window: TimeWindow,
     baseline: TimeWindow | None,
     store: ArtifactStore,
-) -> tuple[TableRef, ...]:
+) -> tuple[data.TableRef, ...]:
     """The tables as one refresh of a window has them, with rows of a baseline; kept in the store.
 
     Args:
@@ -329,8 +319,8 @@ def cut_rows(
         store: holds the tables, and takes the cut ones.
     """
 
-    def cut(table: TableRef) -> TableRef:
-        def build(folder: StagedFolder) -> TableRef:
+    def cut(table: data.TableRef) -> data.TableRef:
+        def build(folder: StagedFolder) -> data.TableRef:
             time, target = times[table.name], folder.path / f"{table.name}.parquet"
             kept = [window]
             if baseline and baseline.start < window.end:
@@ -342,10 +332,10 @@ def cut_rows(
                 con.execute(f"COPY ({rows} WHERE {condition}) TO {sql_text(target)}")
             num_rows = pq.read_metadata(target).num_rows
             artifact = folder.artifact(target.name)
-            return TableRef(name=table.name, artifact=artifact, num_rows=num_rows)
+            return data.TableRef(name=table.name, artifact=artifact, num_rows=num_rows)
 
         key = content_key(table, times[table.name], window, baseline)
-        return store.build_once("cut_tables", key, TableRef, build)
+        return store.build_once("cut_tables", key, data.TableRef, build)
 
     return tuple(cut(table) if table.name in times else table for table in tables)
 

@@ -9,21 +9,11 @@ from prefect import flow, task
 from flows.candidate import validated_rows
 from flows.config import PipelineConfig, suites_of
 from flows.drift_check import columns_with_unit
+from flows.replay import outcome
 from flows.replay.config import ReplayConfig
 from flows.replay.faults import false_alarms, faulty_world, sightings
 from flows.replay.history import History, code_of, opened, parts
 from flows.replay.models import Candidate, retrain
-from flows.replay.outcome import (
-    DAY,
-    answered,
-    keep_scores,
-    more_acts,
-    oracle,
-    policy_result,
-    qualities,
-    recommended,
-    replayed_models,
-)
 from flows.replay.permuted import permuted
 from flows.replay.tuning import tune, with_field
 from flows.replay.walk import Walk, walk
@@ -145,11 +135,11 @@ def compare_policies(
     Safe to retry: it reads what is kept.
     """
     tuned_on, held_out = parts(history, replay)
-    walks = {**walks, "oracle": oracle(history, list(walks.values()), days)}
-    tuned = qualities(history, walks, tuned_on)
-    judged = qualities(history, walks, held_out)
+    walks = {**walks, "oracle": outcome.oracle(history, list(walks.values()), days)}
+    tuned = outcome.qualities(history, walks, tuned_on)
+    judged = outcome.qualities(history, walks, held_out)
     name = R2_NAME if history.columns.task == "regression" else AUC_NAME
-    chosen, sentence = recommended(judged, name)
+    chosen, sentence = outcome.recommended(judged, name)
     whole = TimeWindow(start=tuned_on.start, end=held_out.end)
     return ReplayResult(
         use_case=history.config.name,
@@ -159,12 +149,14 @@ def compare_policies(
         tuned_on=tuned_on,
         held_out=held_out,
         seed=replay.seed,
-        policies=tuple(policy_result(history, walks[p], tuned[p], judged[p]) for p in walks),
-        models=replayed_models(first, list(walks.values())),
+        policies=tuple(
+            outcome.policy_result(history, walks[p], tuned[p], judged[p]) for p in walks
+        ),
+        models=outcome.replayed_models(first, list(walks.values())),
         false_alarms=alarms,
         recommended=chosen,
         sentence=sentence,
-        scores=keep_scores(history, walks, whole),
+        scores=outcome.keep_scores(history, walks, whole),
         event_time=history.columns.event_time,
         label=history.columns.label,
     )
@@ -196,7 +188,7 @@ def _injected(history: History, fault: Fault, first: Candidate, controller: Walk
     begun = controller.candidate_at(fault.start, first)
     known = config.model_copy(update={"splits": begun.model.splits})
     seen = list(sightings(world, known, settings))
-    refused = any(s.by == "validation of rows" and s.at - fault.start <= DAY for s in seen)
+    refused = any(s.by == "validation of rows" and s.at - fault.start <= outcome.DAY for s in seen)
     # So long is it in the window of the drift check.
     end = (fault.end or fault.start) + timedelta(days=config.clock.drift_days)
     walked = history.days(controller.reigns[0].since, config.window.end)
@@ -206,14 +198,14 @@ def _injected(history: History, fault: Fault, first: Candidate, controller: Walk
     if asked and world.dataset:
         broken = replace(history, dataset=world.dataset, in_memory={})
         usual = walk(history, "controller", days, begun).acts
-        acts = more_acts(walk(broken, "controller", days, begun).acts, usual)
+        acts = outcome.more_acts(walk(broken, "controller", days, begun).acts, usual)
         for act in [act for act in acts if act.action != "wait"][:1]:
             seen = [s for s in seen if s.by != "drift check" or s.at <= act.at]
             if all(s.by != "drift check" for s in seen):
                 seen.append(world.sighting(act.at, "drift check", act.reason))
     facts = {"described": world.described, "size": world.size, "sightings": seen, "asked": asked}
     what = {"fault": str(fault), "kind": fault.kind, "start": fault.start, "end": fault.end}
-    return FaultResult.model_validate(what | facts | answered(seen, acts, fault.start))
+    return FaultResult.model_validate(what | facts | outcome.answered(seen, acts, fault.start))
 
 
 @task(name="walk-permuted", **uncached(TIMEOUT_S))

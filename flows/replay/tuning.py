@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from flows.config import PipelineConfig
@@ -52,16 +53,10 @@ def of_task(history: History) -> dict[str, tuple[Any, ...]]:
     if history.columns.task != "classification":
         other = {"drift.min_auc_drop", "retraining.max_auc_loss"}
     return {
-        field: tuple(v for v in values if v != current(history.config, field))
+        field: tuple(v for v in values if v != attrgetter(field)(history.config))
         for field, values in SPACE.items()
         if field not in other
     }
-
-
-def current(config: PipelineConfig, field: str) -> Any:
-    """The value that a use case has in a field."""
-    part, name = field.split(".")
-    return getattr(getattr(config, part), name)
 
 
 def tune(
@@ -90,11 +85,12 @@ def tune(
             tried.append(Tried(field, value, quality, trainings))
     best = chosen(tried)
     if best is base:
-        return Proposal(num_tried=len(tried), sentence=_nothing(len(tried)))
+        none = f"None of {len(tried) - 1} changes was better on the early days: leave all as it is."
+        return Proposal(num_tried=len(tried), sentence=none)
     changed = _changed(history, best.field, best.value)
     walk = walked(changed, TimeWindow(start=tuned_on.start, end=held_out.end))
     gain = minus(quality_of(changed, walk, held_out), quality_of(history, own, held_out))
-    present = current(history.config, best.field)
+    present = attrgetter(best.field)(history.config)
     before, after = _trainings(own, held_out), _trainings(walk, held_out)
     holds = gain.value >= ENOUGH or (gain.value >= -ENOUGH and after < before)
     return Proposal(
@@ -119,10 +115,6 @@ def chosen(tried: list[Tried]) -> Tried:
     best = max(each.quality for each in tried)
     good = [each for each in tried if each.quality >= best - ENOUGH]
     return min(good, key=lambda each: each.num_trainings)
-
-
-def _nothing(num_tried: int) -> str:
-    return f"None of {num_tried - 1} changes was better on the early days: leave all as it is."
 
 
 def _quality(history: History, walk: Walk, window: TimeWindow) -> float:

@@ -8,7 +8,9 @@ is virtual, and conversion, registry and serving are left out: they change no sc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -33,12 +35,6 @@ from tasks.conversion import calibrator
 from tasks.costs.ledger import CostLedger, Entry
 from tasks.evaluation import judge, recalibration
 from tasks.evaluation.drift import compare
-from tasks.evaluation.drift.compare import (
-    SeenFeatures,
-    compare_features,
-    compare_windows,
-    open_windows,
-)
 from tasks.evaluation.drift.slow import join_days
 from tasks.evaluation.metrics import AGAINST, measure_rows
 from tasks.evaluation.scoring import SCORE
@@ -53,6 +49,7 @@ ALARM_PSI, ALARM_SHARE = 0.2, 0.5
 """`on-drift-alarm`: at least half of the features with a PSI above 0.2, the usual bound of a
 significant shift (Siddiqi, "Credit Risk Scorecards", 2006), on the day of a weekly check."""
 MONDAY = 0
+Making = Literal["retrain", "recalibrate"]
 NOT_TRAINED = (DataContractError, TrainingError, WindowError)
 """What fails a training for good: the run would have failed, and the champion stays."""
 
@@ -118,32 +115,13 @@ class Service:
 
     def retrain(self, moment: datetime, reason: str) -> None:
         """Train, and promote what passes the gates."""
-        failure: Exception | None = None
-        with measured() as used:
-            try:
-                found = retrain(self.history, moment, self.champion)
-            except NOT_TRAINED as exc:
-                failure = exc
-        if failure is None:
-            self._take("retrain", found, moment, reason)
-            return
-        self.spent.append(Spending(at=moment, use=used[0], training=True))
-        act = ReplayedAct(at=moment, action="retrain", reason=f"{reason}; failed: {failure}")
-        self.acts.append(act)
+        made = partial(retrain, self.history, moment, self.champion)
+        self._try("retrain", made, moment, reason)
 
     def recalibrate(self, window: TimeWindow, moment: datetime, reason: str) -> None:
         """Map the champion's scores anew, and promote what passes the gates."""
-        with measured() as used:
-            try:
-                found = recalibrate(self.history, window, moment, self.champion)
-            except NOT_TRAINED as exc:
-                found = f"failed: {exc}"
-        if isinstance(found, Candidate):
-            self._take("recalibrate", found, moment, reason)
-            return
-        self.spent.append(Spending(at=moment, use=used[0]))
-        reason = f"{reason}; not done: {found}"
-        self.acts.append(ReplayedAct(at=moment, action="recalibrate", reason=reason))
+        made = partial(recalibrate, self.history, window, moment, self.champion)
+        self._try("recalibrate", made, moment, reason)
 
     def roll_back(self, moment: datetime, reason: str) -> None:
         """Let the one before serve again."""
@@ -154,15 +132,27 @@ class Service:
         act = ReplayedAct(at=moment, action="roll_back", reason=reason, model=number, promoted=True)
         self.acts.append(act)
 
-    def _take(self, action: str, found: Candidate, moment: datetime, reason: str) -> None:
+    def _try(
+        self, action: Making, make: Callable[[], Candidate | str], moment: datetime, reason: str
+    ) -> None:
+        with measured() as used:
+            try:
+                found = make()
+            except NOT_TRAINED as exc:
+                found = f"failed: {exc}"
+        if isinstance(found, str):
+            self.spent.append(Spending(at=moment, use=used[0], training=action == "retrain"))
+            reason = f"{reason}; not done: {found}"
+            self.acts.append(ReplayedAct(at=moment, action=action, reason=reason))
+            return
         self.made.append(found)
         self.spent.append(Spending(at=moment, use=found.use, training=action == "retrain"))
         if not found.closed:
             self.previous, self.champion, self.promoted_at = self.champion, found, moment
             self.begin(moment)
+        gates = {"promoted": not found.closed, "closed": found.closed}
         act = {"at": moment, "action": action, "reason": reason, "model": found.model.number}
-        act |= {"promoted": not found.closed, "closed": found.closed}
-        self.acts.append(ReplayedAct.model_validate(act))
+        self.acts.append(ReplayedAct.model_validate(act | gates))
 
     def state(self) -> ChampionState:
         """The champion as the registry would describe it."""
@@ -257,7 +247,7 @@ def _alarm(service: Service, moment: datetime) -> str | None:
 class KeptFeatures(Contract):
     """What the features of two windows showed, and what it took to see."""
 
-    seen: SeenFeatures
+    seen: compare.SeenFeatures
     use: ResourceUse
 
 
@@ -269,8 +259,8 @@ def seen_features(history: History, reference: TimeWindow, current: TimeWindow) 
 
     def build(folder: StagedFolder) -> KeptFeatures:
         with measured() as used, threadpool_limits(1):
-            windows = open_windows(dataset, reference, dataset, current, config, store)
-            seen = compare_features(history.columns, windows, config, history.with_unit)
+            windows = compare.open_windows(dataset, reference, dataset, current, config, store)
+            seen = compare.compare_features(history.columns, windows, config, history.with_unit)
         return KeptFeatures(seen=seen, use=used[0])
 
     return store.build_once("replayed-features", key, KeptFeatures, build)
@@ -306,7 +296,7 @@ def check_drift(
             before = history.judged(model, model.splits.validation)
             sides = dataset, train, dataset, window, before, history.judged(model, window)
             settings = config.drift, history.store, units, earlier, kept.seen
-            report = compare_windows(*sides, *settings)
+            report = compare.compare_windows(*sides, *settings)
         return KeptCheck(report=report, use=used[0] + kept.use + part_of(scores.use, share))
 
     return history.store.build_once("replayed-checks", key, KeptCheck, build)

@@ -24,13 +24,8 @@ from tasks.contracts.release import CalibrationSource
 from tasks.contracts.training import RecalibratedModel
 from tasks.conversion.examine import score_batches, score_gap
 from tasks.conversion.kinds.tabular import BLOCK_ROWS, edge_rows, read_rows, score_distances
+from tasks.conversion.targets import pytorch
 from tasks.conversion.targets.interface import ModelInputs, Runtime, Scorer
-from tasks.conversion.targets.pytorch import (
-    check_program,
-    load_program,
-    load_pytorch,
-    torch_threads_restored,
-)
 from tasks.kernel.errors import ConversionError, ConversionParityError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
@@ -107,8 +102,8 @@ def write_mapped(
         ConversionError: it does not end as such programs do.
         StorageError: the disk refused a write.
     """
-    program = load_program(before)
-    check_program(program, tabular_signature(columns))
+    program = pytorch.load_program(before)
+    pytorch.check_program(program, tabular_signature(columns))
     whole_map = _put_in(program, calibrator, columns.task)
     content = io.BytesIO()  # saved to a path, the bytes would hold the file's name
     torch.export.save(program, content)
@@ -125,9 +120,9 @@ def check_mapped(
     Raises:
         ConversionParityError: a score is another one, or two rows changed places.
     """
-    with torch_threads_restored():
+    with pytorch.torch_threads_restored():
         own = _own_outputs(before, columns.task)
-        other = load_pytorch(after, tabular_signature(columns), Runtime())
+        other = pytorch.load_pytorch(after, tabular_signature(columns), Runtime())
         edges = edge_rows(inputs, EDGE_ROWS)
         unit = 1.0
         for rows in (inputs, edges):
@@ -161,7 +156,7 @@ def _own_outputs(path: Path, task: TaskKind) -> Scorer:
 
     A regression's predictions are what it gives.
     """
-    module = load_program(path).module()
+    module = pytorch.load_program(path).module()
     if task == "classification":
         graph = module.graph
         last = next(n for n in reversed(graph.nodes) if n.target is _ATEN.sigmoid.default)

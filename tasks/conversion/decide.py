@@ -108,7 +108,7 @@ def compare_latency(
         ratio_to_eager=eager.times_faster_than(own).value,
         ratio_to_replaced=replaced,
         cpu_ms=own.cpu_ms,
-        cpu_ratio_to_eager=own.cpu_ratio_to(eager),
+        cpu_ratio_to_eager=float(np.median(own.cpu_rounds_ms / eager.cpu_rounds_ms)),
     )
     return LatencyComparison(latency, fastest, gain, is_faster=gain.low >= config.minimum_gain)
 

@@ -16,17 +16,8 @@ from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import QualityBound
 from tasks.conversion.kinds.interface import JudgedRows, bound_of, kind_of
+from tasks.conversion.targets import interface
 from tasks.conversion.targets.catalog import format_of
-from tasks.conversion.targets.interface import (
-    SEED,
-    Batches,
-    ConversionJob,
-    Distances,
-    LoadedModel,
-    Runtime,
-    Scorer,
-    Scores,
-)
 from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ArtifactError, ConversionError, ConversionParityError
@@ -48,7 +39,11 @@ class ScoreGap:
 
 
 def score_gap(
-    reference: Scores, converted: Scores, distances: Distances, *, answered: bool = False
+    reference: interface.Scores,
+    converted: interface.Scores,
+    distances: interface.Distances,
+    *,
+    answered: bool = False,
 ) -> ScoreGap:
     """Largest and mean distance between two models' answers for the same rows.
 
@@ -86,7 +81,7 @@ def score_gap(
     return ScoreGap(largest=float(gaps.max()), mean=float(gaps.mean()), num_rows=len(gaps))
 
 
-def score_batches(model: Scorer, batches: Batches) -> NDArray[np.float32]:
+def score_batches(model: interface.Scorer, batches: interface.Batches) -> NDArray[np.float32]:
     """Answers for all rows of all batches, one call a batch.
 
     Raises:
@@ -127,13 +122,13 @@ def parity_failure(gaps: Mapping[str, ScoreGap], bound: QualityBound, unit: str)
     return None
 
 
-def rearrange(batches: Batches) -> tuple[Batches, NDArray[np.int64]]:
+def rearrange(batches: interface.Batches) -> tuple[interface.Batches, NDArray[np.int64]]:
     """Seeded rows of up to eight batches, spread over all, in another order and smaller calls.
 
     Returns:
         The calls, and the place of each of their rows among all judged rows.
     """
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(interface.SEED)
     starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
     chosen = np.unique(np.linspace(0, len(batches) - 1, MOST_BATCHES).astype(np.int64))
     calls, places = [], []
@@ -146,7 +141,7 @@ def rearrange(batches: Batches) -> tuple[Batches, NDArray[np.int64]]:
 
 
 def batch_invariance_failure(
-    model: Scorer, judged: JudgedRows, scores: Scores, bound: QualityBound
+    model: interface.Scorer, judged: JudgedRows, scores: interface.Scores, bound: QualityBound
 ) -> str | None:
     """Why the answers of a variant depend on more than their row; None where they do not.
 
@@ -179,7 +174,7 @@ def batch_invariance_failure(
     return None
 
 
-def _largest_change(once: Scores, again: Scores) -> float:
+def _largest_change(once: interface.Scores, again: interface.Scores) -> float:
     """Of any number of any answer, in parts of the largest number where that is above 1."""
     if once.shape != again.shape:
         return float("inf")
@@ -193,7 +188,7 @@ class Examined:
 
     built: BuiltVariant
     failure: str | None
-    model: LoadedModel | None = None
+    model: interface.LoadedModel | None = None
     gaps: Mapping[str, ScoreGap] | None = None
     """Of `test`, `edge` and `timed` rows."""
     change: Metric | None = None
@@ -204,15 +199,15 @@ class Examined:
 class Reference:
     """The PyTorch program, everything the variants are compared on, and its answers to that."""
 
-    job: ConversionJob
-    model: LoadedModel
+    job: interface.ConversionJob
+    model: interface.LoadedModel
     judged: JudgedRows
-    calls: Mapping[str, Batches]
+    calls: Mapping[str, interface.Batches]
     """`test` and `edge` rows, and those `timed`: what is fast there has to be right there."""
-    scores: Mapping[str, Scores]
+    scores: Mapping[str, interface.Scores]
 
 
-def take_reference(job: ConversionJob) -> Reference:
+def take_reference(job: interface.ConversionJob) -> Reference:
     """Load the program and answer all rows with it.
 
     Raises:
@@ -222,7 +217,7 @@ def take_reference(job: ConversionJob) -> Reference:
     """
     program, judged = job.program, kind_of(job.program).read_judged(job)
     timed = tuple(judged.timing_batch(size) for size in job.config.batch_sizes)
-    path, runtime = job.store.path(program.program), Runtime(job.config.threads)
+    path, runtime = job.store.path(program.program), interface.Runtime(job.config.threads)
     model = load_pytorch(path, program.signature, runtime)
     calls = {"test": judged.batches, "edge": judged.edges, "timed": timed}
     scores = {where: score_batches(model, batches) for where, batches in calls.items()}
@@ -244,7 +239,7 @@ def examine(built: BuiltVariant, reference: Reference) -> Examined:
             ": convert on such a machine to judge it",
         )
     try:
-        runtime = Runtime(config.threads, config.hardware_class)
+        runtime = interface.Runtime(config.threads, config.hardware_class)
         load_variant(built, job.program, runtime, job.store)  # brings the library in, untimed
         model = load_variant(built, job.program, runtime, job.store)
         bound = bound_of(kind_of(job.program), built.precision, config)
@@ -254,7 +249,7 @@ def examine(built: BuiltVariant, reference: Reference) -> Examined:
 
 
 def _compare(
-    built: BuiltVariant, model: LoadedModel, reference: Reference, bound: QualityBound
+    built: BuiltVariant, model: interface.LoadedModel, reference: Reference, bound: QualityBound
 ) -> Examined:
     judged = reference.judged
     scores = {where: score_batches(model, batches) for where, batches in reference.calls.items()}

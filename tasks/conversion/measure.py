@@ -62,10 +62,6 @@ class Timing:
         """
         return median_interval(other.rounds_ms / self.rounds_ms)
 
-    def cpu_ratio_to(self, other: Timing) -> float:
-        """Processor time as a part of `other`'s: median of the ratios within each round."""
-        return float(np.median(self.cpu_rounds_ms / other.cpu_rounds_ms))
-
 
 def time_interleaved(
     runtimes: Mapping[str, Callable[[], object]], rounds: int, round_ms: float

@@ -25,16 +25,8 @@ from tasks.conversion.provenance import (
     identity,
     library_versions,
 )
+from tasks.conversion.targets import interface
 from tasks.conversion.targets.catalog import Format, format_of
-from tasks.conversion.targets.interface import (
-    SEED,
-    BuildRequest,
-    ConversionJob,
-    LoadedModel,
-    Runtime,
-    converter_of,
-    load_files,
-)
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -44,7 +36,7 @@ FOLDER = "model"
 
 
 def build_variant(
-    made: Format, job: ConversionJob, sources: tuple[BuiltVariant, ...]
+    made: Format, job: interface.ConversionJob, sources: tuple[BuiltVariant, ...]
 ) -> BuiltVariant:
     """Build one variant into the store, or return what the same inputs gave before, failed or not.
 
@@ -63,12 +55,12 @@ def build_variant(
         StorageError: the disk refused a write.
     """
     try:
-        equipment = converter_of(made).equipment(made)
+        equipment = interface.converter_of(made).equipment(made)
     except ConversionError as exc:
         return failed_variant(made, str(exc))
     program, rows, config, store = job.program, job.rows, job.config, job.store
     by_name = {source.name: source for source in sources}
-    request = BuildRequest(program, rows, config, store, by_name, identity(made, program))
+    request = interface.BuildRequest(program, rows, config, store, by_name, identity(made, program))
     libraries = {**library_versions(made), **equipment}
     key = content_key(
         made.name,
@@ -97,7 +89,7 @@ def build_variant(
 
 
 def _write(
-    made: Format, request: BuildRequest, folder: Path
+    made: Format, request: interface.BuildRequest, folder: Path
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Build the files and read their provenance back; returns it and how they were made."""
     program, calibrated = request.program, dict[str, str]()
@@ -105,10 +97,10 @@ def _write(
         sample = kind_of(program).read_calibration(request)
         check_sample(sample)
         request = replace(request, sample=sample)
-        calibrated = {"calibration_seed": str(SEED), **request.rows.calibration_source}
+        calibrated = {"calibration_seed": str(interface.SEED), **request.rows.calibration_source}
     provenance = full_provenance(made, program, request.sample)
     request = replace(request, provenance=provenance)
-    settings = converter_of(made).build(made, request, folder)
+    settings = interface.converter_of(made).build(made, request, folder)
     try:
         check_provenance(made, folder, provenance)
     except ArtifactError as exc:
@@ -132,9 +124,9 @@ JUDGED_WITH = ("runtime", "precision", "provider", "device")
 def load_variant(
     variant: BuiltVariant | ModelVariant,
     program: RegisteredProgram,
-    runtime: Runtime,
+    runtime: interface.Runtime,
     store: ArtifactStore,
-) -> LoadedModel:
+) -> interface.LoadedModel:
     """Check and load a variant whose files are in the artifact store.
 
     Raises:
@@ -146,8 +138,11 @@ def load_variant(
 
 
 def open_variant(
-    folder: Path, variant: BuiltVariant | ModelVariant, program: RegisteredProgram, runtime: Runtime
-) -> LoadedModel:
+    folder: Path,
+    variant: BuiltVariant | ModelVariant,
+    program: RegisteredProgram,
+    runtime: interface.Runtime,
+) -> interface.LoadedModel:
     """Check and load a variant from a folder, such as that of a registered version.
 
     Args:
@@ -165,7 +160,7 @@ def open_variant(
     check_files(folder, variant, program)
     if not runtime.hardware_class.startswith("gpu"):
         check_weight_bits(variant.name, variant.settings)
-    model = load_files(variant.name, folder, program.signature, runtime)
+    model = interface.load_files(variant.name, folder, program.signature, runtime)
     if isinstance(variant, ModelVariant):
         _check_same_runtime(variant, model)
     return model
@@ -204,7 +199,7 @@ def files_of(variant: BuiltVariant | ModelVariant) -> Artifact:
     return variant.files
 
 
-def _check_same_runtime(variant: ModelVariant, model: LoadedModel) -> None:
+def _check_same_runtime(variant: ModelVariant, model: interface.LoadedModel) -> None:
     for name in JUDGED_WITH:
         judged, now = variant.settings.get(name), model.settings.get(name)
         if judged is not None and now is not None and judged != now:

@@ -52,9 +52,8 @@ class CostLedger:
         with database.transaction(self._engine) as connection:
             for entry, number in entries:
                 values = entry.model_dump(exclude={"use"}) | entry.use.model_dump()
-                change = sa.insert(uses) if number is None else sa.update(uses)
-                if number is not None:
-                    change = change.where(uses.c.number == number)  # type: ignore[union-attr]
+                renewal = sa.update(uses).where(uses.c.number == number)
+                change = sa.insert(uses) if number is None else renewal
                 made = connection.execute(change.values(values).returning(uses.c.number))
                 numbers.append(int(made.scalar_one()))
         return numbers

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
@@ -23,7 +21,7 @@ from tasks.contracts import evaluation
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema
 from tasks.evaluation.config import RecalibrationConfig
-from tasks.evaluation.scoring import SCORE, utc_times
+from tasks.evaluation.scoring import SCORE, labelled, utc_times
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import number_days
 
@@ -89,8 +87,7 @@ def fit_map(
 def logits(scores: NDArray[np.floating[Any]]) -> Float64Array:
     """Log odds of probabilities, which are kept a little off 0 and 1."""
     p = np.clip(scores.astype(np.float64), LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
-    odds: Float64Array = np.log(p) - np.log1p(-p)
-    return odds
+    return np.log(p) - np.log1p(-p)
 
 
 def fit_platt(labels: Float64Array, logit: Float64Array, days: NDArray[np.intp]) -> Line:
@@ -202,10 +199,7 @@ def fit_scored(
     Raises:
         ArtifactError: the scores are absent or damaged.
     """
-    rows: pd.DataFrame = pq.read_table(store.path(scored.scores)).to_pandas()
-    time, window = rows[columns.event_time], scored.window
-    inside = (time >= window.start) & (time < window.end)  # the file may hold later rows too
-    rows = rows[inside & rows[columns.label].notna()]
+    rows = labelled(scored, columns, store)
     return fit_map(
         rows[columns.label].to_numpy(np.float64),
         rows[SCORE].to_numpy(),

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.conversion import open_program
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
@@ -80,6 +82,19 @@ def slice_columns(columns: DatasetSchema, config: EvaluationConfig) -> tuple[str
             f"expected `{MONTH}` or one of {', '.join(columns.categorical)}. Change `slices`"
         )
     return wanted
+
+
+def labelled(scored: ScoredWindow, columns: DatasetSchema, store: ArtifactStore) -> pd.DataFrame:
+    """Moment, label and score of the rows of a scored window whose label is known.
+
+    Raises:
+        ArtifactError: the scores are absent or damaged.
+    """
+    names = [columns.event_time, columns.label, SCORE]
+    rows: pd.DataFrame = pq.read_table(store.path(scored.scores), columns=names).to_pandas()
+    time, window = rows[columns.event_time], scored.window
+    inside = (time >= window.start) & (time < window.end)  # the file may hold later rows too
+    return rows[inside & rows[columns.label].notna()]
 
 
 def utc_times(frame: pd.DataFrame, column: str) -> NDArray[np.datetime64]:

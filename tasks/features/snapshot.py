@@ -12,12 +12,7 @@ from feast.types import String
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, FeatureSnapshot, FeatureTables
-from tasks.features.access.store import (
-    apply_definitions,
-    find_service,
-    load_definitions,
-    open_store,
-)
+from tasks.features.access import store as feast_store
 from tasks.features.access.versions import ServiceVersion, newest_version
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.declared.definitions import Definition
@@ -57,10 +52,10 @@ def build_training_set(
 
     def build(folder: StagedFolder) -> FeatureSnapshot:
         features = features_folder(tables, store)
-        feast = open_store(settings.features_home, repo, features)
-        definitions = load_definitions(repo)
+        feast = feast_store.open_store(settings.features_home, repo, features)
+        definitions = feast_store.load_definitions(repo)
         _check_defined(spec.feature_service, definitions)
-        apply_definitions(feast, definitions, keep_undefined=True)
+        feast_store.apply_definitions(feast, definitions, keep_undefined=True)
         service = service_to_train_on(feast, spec.feature_service)
         frame = folder.path / "entities.parquet"
         excluded, labels = write_entities(tables, window, config, repo, store, frame)
@@ -132,7 +127,7 @@ def service_to_train_on(feast: FeatureStore, name: str) -> ServiceVersion:
     """
     version = newest_version(feast, name)
     if version is None:
-        found = find_service(feast, name)  # raises where it is not there at all
+        found = feast_store.find_service(feast, name)  # raises where it is not there at all
         raise ConfigurationError(
             f"feature service {found.name!r} has no version; apply the feature repository with "
             "this project's commands, which number what they apply. Nothing was read"

@@ -146,7 +146,12 @@ def version_steps(
     verb, source, description = _origin(model)
     inputs = (snapshot,) if source is None else (_model(source), snapshot)
     yield Step(f"{verb}.{version.name}", inputs, (made,), description)
-    yield _judge_step(version, made, snapshot, evaluation)
+    overall = evaluation.overall
+    name, note = f"predictions/{version.name}/{version.version}", str(evaluation.window)
+    scored = _of(name, evaluation.predictions, note=note, num_rows=overall.num_rows)
+    quality = f"{overall.primary_name} {overall.primary.value:.4f}"
+    description = f"Scored the test window {evaluation.window}: {quality}."
+    yield Step(f"judge.{version.name}", (made, snapshot), (scored,), description)
 
 
 def _origin(model: training.CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
@@ -224,21 +229,6 @@ def import_steps(version: ModelVersionRef, imported: ImportedProgram) -> Iterato
 def _view_step(name: str, table: Node, view: Node) -> Step:
     # Refresh and training record the same step under the same run, so it is written once.
     return Step(f"feature-view.{name}", (table,), (view,), "The view as Feast reads and serves it.")
-
-
-def _judge_step(
-    version: ModelVersionRef, model: Node, snapshot: Node, evaluation: EvaluationReport
-) -> Step:
-    scored = _of(
-        f"predictions/{version.name}/{version.version}",
-        evaluation.predictions,
-        note=str(evaluation.window),
-        num_rows=evaluation.overall.num_rows,
-    )
-    overall = evaluation.overall
-    quality = f"{overall.primary_name} {overall.primary.value:.4f}"
-    description = f"Scored the test window {evaluation.window}: {quality}."
-    return Step(f"judge.{version.name}", (model, snapshot), (scored,), description)
 
 
 def _file(source: data.SourceFile) -> Node:

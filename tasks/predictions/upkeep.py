@@ -15,15 +15,8 @@ import pyarrow.parquet as pq
 from tasks.kernel.files import private_folder
 from tasks.kernel.settings import bring, children, drop
 from tasks.predictions import schema as log
+from tasks.predictions import segments as segmenting
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.segments import (
-    ROW_GROUP_ROWS,
-    SegmentWriter,
-    folder_held,
-    remove_replaced,
-    replace_segments,
-    visible_segments,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +28,7 @@ SETTLED_H = 1
 
 def keep_up(
     home: Path,
-    writer: SegmentWriter,
+    writer: segmenting.SegmentWriter,
     config: PredictionLogConfig,
     now: datetime,
     stopping: Callable[[], bool] = lambda: False,
@@ -59,7 +52,7 @@ def keep_up(
     finished_before = (now - timedelta(hours=SETTLED_H)).date()
     for name in log.logged_models(home):
         folder = log.model_folder(home, name)
-        with folder_held(folder, exclusive=True, wait=False) as held:
+        with segmenting.folder_held(folder, exclusive=True, wait=False) as held:
             for day_folder in children(folder) if held else ():
                 day = log.day_of(day_folder)
                 if stopping():
@@ -80,10 +73,12 @@ def damaged(segment: Path, exc: Exception) -> str:
     )
 
 
-def _keep_day(home: Path, folder: Path, writer: SegmentWriter, *, is_finished: bool) -> None:
+def _keep_day(
+    home: Path, folder: Path, writer: segmenting.SegmentWriter, *, is_finished: bool
+) -> None:
     """Merge segments of a day whose columns agree in type."""
-    remove_replaced(folder)
-    segments, least = visible_segments(folder), 2
+    segmenting.remove_replaced(folder)
+    segments, least = segmenting.visible_segments(folder), 2
     if not is_finished:
         segments = [file for file in segments if file.name.startswith(log.WRITTEN)]
         least = COMPACT_SEGMENTS
@@ -96,7 +91,7 @@ def _keep_day(home: Path, folder: Path, writer: SegmentWriter, *, is_finished: b
         schema = pa.unify_schemas([pq.read_schema(f).remove_metadata() for f in undamaged])
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return  # a field was masked from some moment of this day on, and has another type since
-    replace_segments(writer, folder, undamaged, _tables(undamaged, schema), schema)
+    segmenting.replace_segments(writer, folder, undamaged, _tables(undamaged, schema), schema)
 
 
 def _is_whole(home: Path, segment: Path) -> bool:
@@ -163,7 +158,7 @@ def _tables(segments: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
     for segment in segments:
         for table in _row_groups(segment):
             waiting.append(fitted(table, schema))
-            if sum(table.num_rows for table in waiting) >= ROW_GROUP_ROWS:
+            if sum(table.num_rows for table in waiting) >= segmenting.ROW_GROUP_ROWS:
                 yield pa.concat_tables(waiting)
                 waiting = []
     if waiting:

@@ -8,7 +8,7 @@ tags of the version. The first answer counts. Nothing here moves an alias: see `
 import base64
 import hashlib
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
@@ -235,11 +235,6 @@ def seconds_left(
     if known is None or known.state != WAITING or version.tags.get(QUESTION_TAG) != digest:
         return None
     return max(0.0, (known.deadline - now).total_seconds())
-
-
-def is_open(name: str, number: int, location: RegistryLocation, digest: str) -> bool:
-    """True while a question is the last one put about a version and nobody settled it."""
-    return seconds_left(name, number, location, datetime.now(UTC), digest) is not None
 
 
 def known_approval(version: RegisteredVersion) -> Approval | None:

@@ -383,13 +383,15 @@ def record_trials(
     """
     with held_registry(location) as registry:
         known = registry.runs_by_tag(config.experiment, {STUDY_TAG: study}, TRIAL_TAG)
-        parent = known[_WHOLE].run_id if _WHOLE in known else _start_study(registry, config, study)
+        whole = known.get(_WHOLE) or registry.start_run(
+            config.experiment, study, {STUDY_TAG: study, TRIAL_TAG: _WHOLE}
+        )
         for number, run in known.items():
             if number != _WHOLE and not run.is_complete:
                 registry.discard_run(run.run_id, "cut off while it was written")
         lacking = [t for t in trials if not (r := known.get(str(t.number))) or not r.is_complete]
         for trial in lacking:
-            _record(registry, config, study, parent, trial)
+            _record(registry, config, study, whole.run_id, trial)
     return len(lacking)
 
 
@@ -413,11 +415,6 @@ def end_study(record: StudyRecord, config: RegistryConfig, location: RegistryLoc
             points.append(MetricPoint("best_trial", best.number, step=len(states)))
         registry.log(known[_WHOLE].run_id, {}, points)
         registry.end_run(known[_WHOLE].run_id)
-
-
-def _start_study(registry: Registry, config: RegistryConfig, study: str) -> str:
-    tags = {STUDY_TAG: study, TRIAL_TAG: _WHOLE}
-    return registry.start_run(config.experiment, study, tags).run_id
 
 
 def _record(

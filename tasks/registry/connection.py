@@ -133,11 +133,7 @@ def prepare_database(location: RegistryLocation) -> None:
         aside = path.with_name(f".{path.name}-new")
         for leftover in path.parent.glob(f"{aside.name}*"):  # of a process that was killed
             leftover.unlink()
-        load_mlflow()
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-        store = SqlAlchemyStore(f"{SQLITE_SCHEME}{aside}", ADDRESS)  # type: ignore[no-untyped-call]
-        store.engine.dispose()
+        _make_tables(f"{SQLITE_SCHEME}{aside}")
         flush_to_disk(aside)
         aside.replace(path)
         flush_to_disk(path.parent)
@@ -153,12 +149,15 @@ def _prepare_schema(location: RegistryLocation) -> None:
         engine = create_engine(location.uri, poolclass=NullPool)
         with engine.begin() as connection:
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {MLFLOW_SCHEMA}"))
-        load_mlflow()
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-        store = SqlAlchemyStore(location.uri, ADDRESS)  # type: ignore[no-untyped-call]
-        store.engine.dispose()
+        _make_tables(location.uri)
     _PREPARED.add(location.uri)
+
+
+def _make_tables(uri: str) -> None:
+    load_mlflow()
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    SqlAlchemyStore(uri, ADDRESS).engine.dispose()  # type: ignore[no-untyped-call]
 
 
 def _is_database(path: Path) -> bool:

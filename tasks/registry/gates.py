@@ -337,30 +337,24 @@ def freshness(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     )
 
 
-_FIRST: dict[str, Gate] = {
-    "same-digests": same_digests,
-    "whole-artifacts": whole_artifacts,
-    "not-withdrawn": not_withdrawn,
-    "later-test-window": later_test_window,
-}
-_COMPARED: dict[str, Gate] = {"baseline-model": baseline_model, "champion": champion}
-_LAST: dict[str, Gate] = {"worst-slice": worst_slice, "hardware": hardware, "freshness": freshness}
-GATES: dict[str, Gate] = {
+def _named(*gates: Gate) -> dict[str, Gate]:
+    """Gates by name: a decision has `worst-slice` of the gate `worst_slice`."""
+    return {gate.__name__.replace("_", "-"): gate for gate in gates}
+
+
+_FIRST = _named(same_digests, whole_artifacts, not_withdrawn, later_test_window)
+_LAST = _named(worst_slice, hardware, freshness)
+GATES = {
     **_FIRST,
     "auc-floor": quality_floor,
-    "leak-suspicion": leak_suspicion,
-    **_COMPARED,
-    "calibration": calibration,
+    **_named(leak_suspicion, baseline_model, champion, calibration),
     **_LAST,
 }
 """Of a classification, in the order in which they are shown."""
-REGRESSION_GATES: dict[str, Gate] = {
+REGRESSION_GATES = {
     **_FIRST,
     "r2-floor": quality_floor,
-    "leak-suspicion": leak_suspicion,
-    "baseline": baseline,
-    **_COMPARED,
-    "bias": bias,
+    **_named(leak_suspicion, baseline, baseline_model, champion, bias),
     **_LAST,
 }
 

@@ -22,14 +22,7 @@ from tasks.governance.journal import Journal
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.keys.choice import TRUSTED
 from tasks.kernel.settings import bring, drop, put, send
-from tasks.registry.connection import (
-    ADDRESS,
-    RegistryLocation,
-    exclusive,
-    explained,
-    load_mlflow,
-    prepare_database,
-)
+from tasks.registry import connection
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -158,11 +151,11 @@ class Registry:
         location: where it is; an absent SQLite database is created.
     """
 
-    def __init__(self, location: RegistryLocation) -> None:
-        prepare_database(location)
+    def __init__(self, location: connection.RegistryLocation) -> None:
+        connection.prepare_database(location)
         self.location, self.state = location, location.home or location.artifacts.parent
-        with explained(location):
-            self._client = load_mlflow().MlflowClient(
+        with connection.explained(location):
+            self._client = connection.load_mlflow().MlflowClient(
                 tracking_uri=location.uri, registry_uri=location.uri
             )
 
@@ -200,13 +193,13 @@ class Registry:
     def versions(self, name: str, tags: Mapping[str, str] | None = None) -> list[RegisteredVersion]:
         """All versions of a model that bear these tags, oldest first."""
         wanted = [f"name = '{name}'", *(f"tags.{k} = '{v}'" for k, v in (tags or {}).items())]
-        with explained(self.location):
+        with connection.explained(self.location):
             found = self._client.search_model_versions(" and ".join(wanted))
             return sorted(map(self._known, found), key=lambda version: version.number)
 
     def names(self) -> list[str]:
         """Registered models, by name."""
-        with explained(self.location):
+        with connection.explained(self.location):
             return sorted(model.name for model in self._client.search_registered_models())
 
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
@@ -237,7 +230,7 @@ class Registry:
 
     def set_owner(self, name: str, use_case: str) -> None:
         """Note whose a model name is; the model is created, without a version, where it is new."""
-        with explained(self.location):
+        with connection.explained(self.location):
             if self._model(name):
                 self._client.set_registered_model_tag(name, OWNER_TAG, use_case)
             else:
@@ -247,7 +240,7 @@ class Registry:
         """Point an alias at a version, in one transaction; does nothing where it already is."""
         before = self.aliases(version.name).get(alias)
         if before != version.number:
-            with explained(self.location):
+            with connection.explained(self.location):
                 self._client.set_registered_model_alias(version.name, alias, str(version.number))
             moved = {
                 "to": str(version),
@@ -258,7 +251,7 @@ class Registry:
     def remove_alias(self, name: str, alias: str) -> None:
         """Let an alias point at nothing; does nothing where there is none."""
         if alias in self.aliases(name):
-            with explained(self.location):
+            with connection.explained(self.location):
                 self._client.delete_registered_model_alias(name, alias)
             self.record("move-alias", name, alias=alias, to="none")
 
@@ -274,14 +267,12 @@ class Registry:
 
     def set_tags(self, version: RegisteredVersion, tags: Mapping[str, str]) -> None:
         """Set those tags of a version that are not yet so."""
-        with explained(self.location):
-            for key, value in tags.items():
-                if version.tags.get(key) != value:
-                    self._client.set_model_version_tag(
-                        version.name, str(version.number), key, value
-                    )
-        if changed := sorted(key for key in tags if version.tags.get(key) != tags[key]):
-            self.record("tag-version", version.name, version=str(version), tags=changed)
+        changed = {k: value for k, value in tags.items() if version.tags.get(k) != value}
+        with connection.explained(self.location):
+            for key, value in changed.items():
+                self._client.set_model_version_tag(version.name, str(version.number), key, value)
+        if changed:
+            self.record("tag-version", version.name, version=str(version), tags=sorted(changed))
 
     def record(self, action: str, name: str, outcome: str = "ok", **subject: Any) -> None:
         """Say in the journal what was done to a model."""
@@ -304,7 +295,7 @@ class Registry:
         folder, subject = run.folder / MODEL_FOLDER, f"models/{name}/{run.run_id}"
         signed = signing.digests(folder, (path.name for path in folder.iterdir()))
         signing.sign(self.state, subject, signed, folder / f"{MANIFEST_FILE}{signing.END}")
-        with explained(self.location):
+        with connection.explained(self.location):
             if not self._model(name):
                 self._client.create_registered_model(name)
             send(run.folder)
@@ -318,15 +309,13 @@ class Registry:
 
     def start_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> StartedRun:
         """Begin a run; the experiment is created where there is none."""
-        with explained(self.location):
-            known = self._client.get_experiment_by_name(experiment)
-            number = (
-                known.experiment_id
-                if known
-                else self._client.create_experiment(
-                    experiment, artifact_location=f"{ADDRESS}{experiment}"
-                )
+        with connection.explained(self.location):
+            known, folder = (
+                self._client.get_experiment_by_name(experiment),
+                f"{connection.ADDRESS}{experiment}",
             )
+            number = known and known.experiment_id
+            number = number or self._client.create_experiment(experiment, artifact_location=folder)
             run = self._client.create_run(number, tags=dict(tags), run_name=name)
             return StartedRun(run.info.run_id, self.location.local_path(run.info.artifact_uri))
 
@@ -348,14 +337,14 @@ class Registry:
 
     def run_folder(self, run_id: str) -> Path:
         """Local folder of a run's files."""
-        with explained(self.location):
+        with connection.explained(self.location):
             return self.location.local_path(self._client.get_run(run_id).info.artifact_uri)
 
     def log(
         self, run_id: str, parameters: Mapping[str, str], metrics: Sequence[MetricPoint]
     ) -> None:
         """Write parameters and metrics of a run; long parameter values are cut by MLflow."""
-        with explained(self.location):
+        with connection.explained(self.location):
             from mlflow.entities import Metric, Param
 
             now_ms = int(time.time() * 1000)
@@ -368,7 +357,7 @@ class Registry:
 
     def end_run(self, run_id: str, status: str = "FINISHED") -> None:
         """End a run as `FINISHED`, `FAILED` or `KILLED`; one that has ended stays as it is."""
-        with explained(self.location):
+        with connection.explained(self.location):
             if self._client.get_run(run_id).info.status == "RUNNING":
                 self._client.set_terminated(run_id, status)
 
@@ -382,7 +371,7 @@ class Registry:
         }
 
     def _runs(self, experiment: str, wanted: str) -> list[Run]:
-        with explained(self.location):
+        with connection.explained(self.location):
             known = self._client.get_experiment_by_name(experiment)
             found: list[Run] = []
             token = None if known else ""
@@ -396,7 +385,7 @@ class Registry:
 
     def discard_run(self, run_id: str, reason: str) -> None:
         """Mark a run failed and deleted, and remove its files."""
-        with explained(self.location):
+        with connection.explained(self.location):
             folder = self.location.local_path(self._client.get_run(run_id).info.artifact_uri)
             if folder.parent.name == run_id:  # MLflow's own layout: <experiment>/<run>/artifacts
                 drop(folder.parent)
@@ -410,7 +399,7 @@ class Registry:
         return [run.info.run_id for run in runs if PROGRAM_TAG in run.data.tags]
 
     def _model(self, name: str) -> RegisteredModel | None:
-        with explained(self.location):
+        with connection.explained(self.location):
             models = self._client.search_registered_models(f"name = '{name}'")
         return models[0] if models else None
 
@@ -433,8 +422,8 @@ def _check_promoted(state: Path, subject: str, manifest_sha256: str) -> None:
 
 
 @contextmanager
-def held_registry(location: RegistryLocation) -> Iterator[Registry]:
+def held_registry(location: connection.RegistryLocation) -> Iterator[Registry]:
     """The registry, and nobody else changes it meanwhile; see `exclusive`."""
     registry = Registry(location)
-    with exclusive(location):
+    with connection.exclusive(location):
         yield registry

@@ -25,18 +25,12 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Field, NonNegativeInt, ValidationError
 
+from tasks.contracts import training
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import ImportedProgram, Signature, TensorSpec, tabular_signature
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
 from tasks.contracts.evaluation import Calibration, EvaluationReport, Metric
 from tasks.contracts.release import ModelVariant, RegisteredProgram
-from tasks.contracts.training import (
-    CandidateModel,
-    CompressedModel,
-    ModelCompression,
-    RecalibratedModel,
-    StartingPoint,
-)
 from tasks.governance import signing
 from tasks.governance.bill import Part, bill, environment_bill
 from tasks.kernel.errors import RegistryError, SignatureError, refused_writes_explained
@@ -63,7 +57,7 @@ CHECKPOINT_STEM, ENCODER_STEM = "checkpoint", "encoder-"
 
 def write_model(
     folder: Path,
-    trained: CandidateModel,
+    trained: training.CandidateModel,
     evaluation: EvaluationReport,
     snapshot: FeatureSnapshot,
     model_name: str,
@@ -95,7 +89,7 @@ def write_model(
 
 
 def manifest_of(
-    trained: CandidateModel,
+    trained: training.CandidateModel,
     snapshot: FeatureSnapshot,
     model_name: str,
     code_commit: str,
@@ -120,8 +114,10 @@ def manifest_of(
         training_config=trained.config,
         best_epoch=trained.best_epoch,
         started_from=trained.started_from,
-        calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
-        compression=trained.compression if isinstance(trained, CompressedModel) else None,
+        calibration=trained.calibration
+        if isinstance(trained, training.RecalibratedModel)
+        else None,
+        compression=trained.compression if isinstance(trained, training.CompressedModel) else None,
         files=files,
     )
 
@@ -492,11 +488,11 @@ class ModelStart(ModelInterface, ModelFiles):
     splits: DataSplits
     training_config: dict[str, object]
     best_epoch: NonNegativeInt
-    started_from: StartingPoint | None = None
+    started_from: training.StartingPoint | None = None
     """Whose weights it began with; None for none."""
     calibration: Calibration | None = None
     """The map of another version's scores; None where the network was trained."""
-    compression: ModelCompression | None = Field(
+    compression: training.ModelCompression | None = Field(
         default=None, validation_alias=AliasChoices("compression", "shrinking")
     )
     """The version that it is a smaller one of; None for none."""

@@ -5,18 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from tasks.contracts import release
 from tasks.contracts.base import Artifact, ModelVersionRef, TimeWindow
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.release import (
-    CalibrationSource,
-    CompressionParent,
-    FiledVersion,
-    RegisteredProgram,
-    TrainedVersion,
-)
 from tasks.contracts.training import CandidateModel, StartingPoint
 from tasks.kernel.errors import RegistryError, SignatureError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
+from tasks.registry import model_folder
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
@@ -28,18 +23,11 @@ from tasks.registry.mlflow_registry import (
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import (
-    copy_flushed,
-    read_evaluation,
-    read_version,
-    verified_program,
-    verified_start,
-)
 
 logger = logging.getLogger(__name__)
 NETWORK = "network"
 """Model of a training, whose weights another one may begin with."""
-Weighted = TypeVar("Weighted", CalibrationSource, CompressionParent)
+Weighted = TypeVar("Weighted", release.CalibrationSource, release.CompressionParent)
 
 
 def find_incumbent(
@@ -47,7 +35,7 @@ def find_incumbent(
     config: RegistryConfig,
     location: RegistryLocation,
     store: ArtifactStore,
-) -> RegisteredProgram | None:
+) -> release.RegisteredProgram | None:
     """The champion that a candidate is compared with; None where there is none.
 
     A candidate that was promoted is not compared with itself when its run is repeated, but with the
@@ -66,7 +54,7 @@ def find_incumbent(
 
 def find_champion(
     name: str, location: RegistryLocation, store: ArtifactStore
-) -> RegisteredProgram | None:
+) -> release.RegisteredProgram | None:
     """The champion's program; before there is a champion, the candidate's, which is logged.
 
     Raises:
@@ -86,7 +74,7 @@ def _newest(registry: Registry, name: str) -> RegisteredVersion | None:
 
 def fetch_version(
     ref: ModelVersionRef, location: RegistryLocation, store: ArtifactStore
-) -> RegisteredProgram:
+) -> release.RegisteredProgram:
     """The program of the version that a reference names, copied into the store by digest.
 
     Raises:
@@ -97,7 +85,9 @@ def fetch_version(
     return _fetch(Registry(location).confirmed(ref), store)
 
 
-def find_trained(name: str, number: int | None, location: RegistryLocation) -> TrainedVersion:
+def find_trained(
+    name: str, number: int | None, location: RegistryLocation
+) -> release.TrainedVersion:
     """A version that was trained here, with the splits of its rows.
 
     Args:
@@ -117,16 +107,16 @@ def find_trained(name: str, number: int | None, location: RegistryLocation) -> T
             f"{name} has neither a champion nor a candidate; train a first version, or name the "
             "number of another one"
         )
-    if read_version(version).imported is not None:
+    if model_folder.read_version(version).imported is not None:
         raise RegistryError(
             f"{name} version {version.ref.version} was trained elsewhere and has no snapshot here; "
             "import it again with the conversion that it is to get: that finds this version"
         )
-    _, manifest = verified_start(version)
-    return TrainedVersion(version=version.ref, splits=manifest.splits)
+    _, manifest = model_folder.verified_start(version)
+    return release.TrainedVersion(version=version.ref, splits=manifest.splits)
 
 
-def find_filed(name: str, number: int, location: RegistryLocation) -> FiledVersion:
+def find_filed(name: str, number: int, location: RegistryLocation) -> release.FiledVersion:
     """As `find_trained`, with the judgement and the variants that are filed with the version.
 
     Raises:
@@ -135,7 +125,10 @@ def find_filed(name: str, number: int, location: RegistryLocation) -> FiledVersi
     """
     trained = find_trained(name, number, location)
     version = Registry(location).confirmed(trained.version)
-    evaluation, listed = read_evaluation(version), read_version(version).variants
+    evaluation, listed = (
+        model_folder.read_evaluation(version),
+        model_folder.read_version(version).variants,
+    )
     if evaluation is None or listed is None:
         missing = "evaluation.json" if evaluation is None else "converted variants"
         raise RegistryError(
@@ -144,7 +137,7 @@ def find_filed(name: str, number: int, location: RegistryLocation) -> FiledVersi
             f"`falaj convert {number}` converts it again"
         )
     variants = tuple(entry.variant for entry in listed.variants)
-    return FiledVersion(**dict(trained), evaluation=evaluation, variants=variants)
+    return release.FiledVersion(**dict(trained), evaluation=evaluation, variants=variants)
 
 
 def find_start(
@@ -177,7 +170,7 @@ def find_start(
     champion = Registry(location).by_alias(name, CHAMPION)
     if champion is None:
         return None
-    source, manifest = verified_start(champion)
+    source, manifest = model_folder.verified_start(champion)
     if (manifest.snapshot_sha256, manifest.splits, manifest.training_config) == (
         dataset.snapshot.data.sha256,
         splits,
@@ -187,19 +180,12 @@ def find_start(
     if (made := manifest.training_config.get("model", NETWORK)) != NETWORK:
         logger.warning("%s is %r, not a network whose weights mean the same here", champion, made)
         return None
-
-    def build(folder: StagedFolder) -> StartingPoint:
-        return StartingPoint(
-            version=champion.ref,
-            checkpoint=_staged(source, folder),
-            columns=manifest.columns,
-            trained_on=manifest.splits.train,
-        )
-
-    key = content_key("start", champion.ref)
-    made = store.build_once("programs", key, StartingPoint, build)
-    _check_copy(champion, made.checkpoint, manifest.files[source.name].sha256)
-    return made
+    return StartingPoint(
+        version=champion.ref,
+        checkpoint=_copied(champion, source, manifest.files[source.name].sha256, store),
+        columns=manifest.columns,
+        trained_on=manifest.splits.train,
+    )
 
 
 def find_calibration_source(
@@ -208,7 +194,7 @@ def find_calibration_source(
     name: str,
     location: RegistryLocation,
     store: ArtifactStore,
-) -> CalibrationSource:
+) -> release.CalibrationSource:
     """The champion, with all that another map of its scores needs.
 
     Where this very recalibration has already made the champion, the version that it was made from:
@@ -227,16 +213,16 @@ def find_calibration_source(
     """
     registry = Registry(location)
     champion = _required_champion(registry, name)
-    _, manifest = verified_start(champion)
+    _, manifest = model_folder.verified_start(champion)
     made = manifest.calibration
     if made is not None and (made.fit.window, manifest.splits.test) == (fit, holdout):
         champion = registry.confirmed(made.source)
-    return _fetch_with_weights(champion, store, CalibrationSource)
+    return _fetch_with_weights(champion, store, release.CalibrationSource)
 
 
 def find_compression_parent(
     version: int | None, name: str, location: RegistryLocation, store: ArtifactStore
-) -> CompressionParent:
+) -> release.CompressionParent:
     """The version that a compressed network is to come from, with all that its training needs.
 
     Where the champion is such a smaller network, the version that it was made from: a repeated run
@@ -263,7 +249,7 @@ def find_compression_parent(
             f"{parent} was trained elsewhere, so nothing here can train a smaller network as it "
             "was; expected a version that this project trained. Convert it to fewer bits instead"
         )
-    return _fetch_with_weights(parent, store, CompressionParent)
+    return _fetch_with_weights(parent, store, release.CompressionParent)
 
 
 def _required_champion(registry: Registry, name: str) -> RegisteredVersion:
@@ -280,7 +266,7 @@ def _before_compression(champion: RegisteredVersion, registry: Registry) -> Regi
     """
     version = champion
     while True:
-        _, manifest = verified_start(version)
+        _, manifest = model_folder.verified_start(version)
         if manifest.compression is not None:
             return registry.confirmed(manifest.compression.parent)
         if manifest.calibration is None:
@@ -292,23 +278,11 @@ def _fetch_with_weights(
     version: RegisteredVersion, store: ArtifactStore, kind: type[Weighted]
 ) -> Weighted:
     """A version's program and checkpoint in the store, with what training goes on from."""
-    checkpoint, manifest = verified_start(version)
-    program, described = _fetch(version, store), dict(manifest)
+    checkpoint, manifest = model_folder.verified_start(version)
+    copied = _copied(version, checkpoint, manifest.files[checkpoint.name].sha256, store)
+    described = dict(manifest)
     recorded = {name: described[name] for name in kind.model_fields.keys() & described.keys()}
-
-    def build(folder: StagedFolder) -> Weighted:
-        return kind(program=program, checkpoint=_staged(checkpoint, folder), **recorded)
-
-    key = content_key(kind.__name__, version.ref)
-    made = store.build_once("programs", key, kind, build)
-    _check_copy(version, made.checkpoint, manifest.files[checkpoint.name].sha256)
-    return made.model_copy(update={"program": program, **recorded})
-
-
-def _staged(source: Path, folder: StagedFolder) -> Artifact:
-    with refused_writes_explained(folder.path):
-        copy_flushed(source, folder.path / source.name)
-    return folder.artifact(source.name)
+    return kind(program=_fetch(version, store), checkpoint=copied, **recorded)
 
 
 def _recorded_incumbent(registry: Registry, version: RegisteredVersion) -> RegisteredVersion | None:
@@ -318,21 +292,27 @@ def _recorded_incumbent(registry: Registry, version: RegisteredVersion) -> Regis
     return None if is_same else found
 
 
-def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgram:
-    source, registered = verified_program(version)
-
-    def build(folder: StagedFolder) -> RegisteredProgram:
-        return registered.model_copy(update={"program": _staged(source, folder)})
-
-    made = store.build_once("programs", content_key(version.ref), RegisteredProgram, build)
-    _check_copy(version, made.program, version.ref.program_sha256)
-    return registered.model_copy(update={"program": made.program})
+def _fetch(version: RegisteredVersion, store: ArtifactStore) -> release.RegisteredProgram:
+    source, registered = model_folder.verified_program(version)
+    copied = _copied(version, source, version.ref.program_sha256, store)
+    return registered.model_copy(update={"program": copied})
 
 
-def _check_copy(version: RegisteredVersion, copy: Artifact, expected: str) -> None:
-    """See that the store's copy is of the content that the version's signature vouches for."""
-    if copy.sha256 != expected:
+def _copied(
+    version: RegisteredVersion, source: Path, signed: str, store: ArtifactStore
+) -> Artifact:
+    """The store's copy of a version's file, with the content that its signature vouches for."""
+
+    def build(folder: StagedFolder) -> Artifact:
+        with refused_writes_explained(folder.path):
+            model_folder.copy_flushed(source, folder.path / source.name)
+        return folder.artifact(source.name)
+
+    key = content_key(version.ref, source.name)
+    copy = store.build_once("programs", key, Artifact, build)
+    if copy.sha256 != signed:
         raise SignatureError(
             f"{copy.uri}, the copy of a file of {version}, is {copy.sha256[:12]}, and "
-            f"{expected[:12]} was signed. Nothing of it was used; remove its folder and run again"
+            f"{signed[:12]} was signed. Nothing of it was used; remove its folder and run again"
         )
+    return copy

@@ -3,32 +3,14 @@
 import logging
 from datetime import datetime
 
+from tasks.contracts import release
 from tasks.contracts.base import Contract
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.contracts.release import (
-    Approval,
-    ChampionState,
-    GateResult,
-    PromotionDecision,
-    Rollback,
-    Withdrawal,
-)
 from tasks.governance import signing
 from tasks.kernel.errors import ArtifactError, RegistryError
 from tasks.kernel.settings import ArtifactStore, named_artifacts
-from tasks.registry.approval import (
-    APPROVED,
-    WAITING,
-    Answer,
-    Question,
-    consent,
-    describe,
-    known_approval,
-    read_question,
-    record_answer,
-    reopen_question,
-)
+from tasks.registry import approval as approvals
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.gates import GATES, REGRESSION_GATES, Evidence, judge, settings_of
@@ -52,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 def promote(
-    asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
-) -> PromotionDecision:
+    asked: approvals.Question, location: RegistryLocation, store: ArtifactStore, now: datetime
+) -> release.PromotionDecision:
     """Ask all gates; where all are open, point the alias `champion` at the candidate.
 
     A refusal is an outcome, not an error: it is returned and kept like a promotion, as
@@ -77,7 +59,7 @@ def promote(
         approval = None
         if asked.config.approval.enabled and not _is_champion(version, current):
             is_open = all(gate.passed for gate in gates)
-            approval = consent(registry, version, asked, now, ask=is_open)
+            approval = approvals.consent(registry, version, asked, now, ask=is_open)
         decision = _decide(version, current, gates, approval, asked.config)
         if not _is_champion(version, current):
             _record(registry, version, decision)
@@ -91,8 +73,8 @@ def promote(
 
 
 def judge_only(
-    asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
-) -> PromotionDecision:
+    asked: approvals.Question, location: RegistryLocation, store: ArtifactStore, now: datetime
+) -> release.PromotionDecision:
     """What the gates say of a version at this moment. Nothing is moved, asked or recorded.
 
     Raises:
@@ -101,14 +83,14 @@ def judge_only(
     """
     version, current, gates = _judged(asked, Registry(location), store, now)
     before = None if current is None else current.number
-    return PromotionDecision(
+    return release.PromotionDecision(
         candidate=version.ref, previous_champion=before, gates=gates, promoted=False
     )
 
 
 def _judged(
-    asked: Question, registry: Registry, store: ArtifactStore, now: datetime
-) -> tuple[RegisteredVersion, RegisteredVersion | None, tuple[GateResult, ...]]:
+    asked: approvals.Question, registry: Registry, store: ArtifactStore, now: datetime
+) -> tuple[RegisteredVersion, RegisteredVersion | None, tuple[release.GateResult, ...]]:
     """The version, the champion by now, and every gate."""
     version = registry.confirmed(asked.candidate)
     current = registry.by_alias(asked.candidate.name, CHAMPION)
@@ -129,11 +111,11 @@ def _judged(
 def answer_and_promote(
     name: str,
     number: int,
-    answer: Answer,
+    answer: approvals.Answer,
     location: RegistryLocation,
     store: ArtifactStore,
     digest: str | None,
-) -> PromotionDecision:
+) -> release.PromotionDecision:
     """Record a person's answer about a candidate, and decide through the same gates.
 
     Args:
@@ -149,7 +131,7 @@ def answer_and_promote(
         TransientError: the registry was busy.
         StorageError: the disk refused; the alias was not moved.
     """
-    asked = record_answer(name, number, answer, location, digest)
+    asked = approvals.record_answer(name, number, answer, location, digest)
     return promote(asked, location, store, answer.given)
 
 
@@ -157,14 +139,18 @@ class OpenQuestion(Contract):
     """A question as it is put to a person; or, where nobody needs to be asked, why not."""
 
     digest: str
-    decision: PromotionDecision
+    decision: release.PromotionDecision
     markdown: str
 
     @property
     def is_open(self) -> bool:
         """True where a person is to be asked: all gates are open and nobody has answered yet."""
         approval = self.decision.approval
-        return approval is not None and approval.state == WAITING and not self.decision.closed
+        return (
+            approval is not None
+            and approval.state == approvals.WAITING
+            and not self.decision.closed
+        )
 
 
 def open_question(
@@ -192,12 +178,12 @@ def open_question(
         StorageError: the disk refused.
     """
     registry = Registry(location)
-    asked = read_question(registry, registry.version(name, number))
+    asked = approvals.read_question(registry, registry.version(name, number))
     decision = promote(asked, location, store, now)
     if again and not decision.promoted:
-        asked = reopen_question(name, number, location, now)
+        asked = approvals.reopen_question(name, number, location, now)
         decision = promote(asked, location, store, now)
-    text = describe(decision, registry.run_folder(asked.candidate.run_id))
+    text = approvals.describe(decision, registry.run_folder(asked.candidate.run_id))
     return OpenQuestion(digest=asked.digest, decision=decision, markdown=text)
 
 
@@ -205,11 +191,11 @@ def settle(
     name: str,
     number: int,
     digest: str,
-    answer: Answer | None,
+    answer: approvals.Answer | None,
     location: RegistryLocation,
     store: ArtifactStore,
     now: datetime,
-) -> PromotionDecision:
+) -> release.PromotionDecision:
     """Record an answer and decide; without one, report what was settled elsewhere.
 
     Raises:
@@ -220,9 +206,9 @@ def settle(
     if answer is not None:
         return answer_and_promote(name, number, answer, location, store, digest)
     registry = Registry(location)
-    asked = read_question(registry, registry.version(name, number))
+    asked = approvals.read_question(registry, registry.version(name, number))
     decision = promote(asked, location, store, now)
-    if decision.approval is not None and decision.approval.state == WAITING:
+    if decision.approval is not None and decision.approval.state == approvals.WAITING:
         raise RegistryError(
             f"the run that asks about {name} version {number} was resumed as if the question were "
             "settled, and it is not. Nothing was changed; approve or reject it with "
@@ -238,15 +224,17 @@ def _is_champion(version: RegisteredVersion, current: RegisteredVersion | None) 
 def _decide(
     version: RegisteredVersion,
     current: RegisteredVersion | None,
-    gates: tuple[GateResult, ...],
-    approval: Approval | None,
+    gates: tuple[release.GateResult, ...],
+    approval: release.Approval | None,
     config: PromotionConfig,
-) -> PromotionDecision:
+) -> release.PromotionDecision:
     previous = None if current is None else current.number
-    agreed = not config.approval.enabled or (approval is not None and approval.state == APPROVED)
+    agreed = not config.approval.enabled or (
+        approval is not None and approval.state == approvals.APPROVED
+    )
     if _is_champion(version, current):
         agreed, previous = True, _number(version.tags.get(PREVIOUS_TAG))
-    return PromotionDecision(
+    return release.PromotionDecision(
         candidate=version.ref,
         previous_champion=previous,
         gates=gates,
@@ -272,7 +260,9 @@ def _lost(
     return tuple(lost)
 
 
-def _record(registry: Registry, version: RegisteredVersion, decision: PromotionDecision) -> None:
+def _record(
+    registry: Registry, version: RegisteredVersion, decision: release.PromotionDecision
+) -> None:
     digest = registry.keep(version, "promotion/{}.json", decision)
     tags = {DECISION_TAG: _summary(decision), DECISION_SHA_TAG: digest}
     if decision.promoted:
@@ -283,7 +273,7 @@ def _record(registry: Registry, version: RegisteredVersion, decision: PromotionD
     registry.record("decide-promotion", version.name, outcome, version=str(version), closed=closed)
 
 
-def _summary(decision: PromotionDecision) -> str:
+def _summary(decision: release.PromotionDecision) -> str:
     if decision.closed:
         return f"refused: {', '.join(decision.closed)}"
     approval = decision.approval
@@ -293,7 +283,7 @@ def _summary(decision: PromotionDecision) -> str:
     return f"all gates open, {approval.state.replace('_', ' ')}{by}"
 
 
-def _log(decision: PromotionDecision) -> None:
+def _log(decision: release.PromotionDecision) -> None:
     subject = f"{decision.candidate.name} version {decision.candidate.version}"
     if decision.promoted:
         logger.info("%s is the champion", subject)
@@ -320,7 +310,7 @@ ROLLBACK_FILE = "rollback/{}.json"
 
 def find_champion_state(
     name: str, location: RegistryLocation, now: datetime
-) -> ChampionState | None:
+) -> release.ChampionState | None:
     """The champion, since when, and its predecessor; None where there is no champion.
 
     Args:
@@ -341,7 +331,7 @@ def find_champion_state(
     previous = _previous_champion(registry, champion)
     moment = champion.tags.get(PROMOTED_AT_TAG)
     restored = champion.tags.get(RESTORED_BY_TAG)
-    return ChampionState(
+    return release.ChampionState(
         version=champion.ref,
         promoted_at=datetime.fromisoformat(moment) if moment and not restored else None,
         previous=previous.ref if previous else None,
@@ -357,7 +347,7 @@ def note_promotion(registry: Registry, version: RegisteredVersion, now: datetime
 
 def roll_back(
     name: str, replaced: int, reason: str, order_id: str, location: RegistryLocation, now: datetime
-) -> Rollback:
+) -> release.Rollback:
     """Point the alias `champion` at the champion before `replaced` again.
 
     The decision is kept as `rollback/<order>.json` with the run of the restored version and as its
@@ -395,7 +385,7 @@ def roll_back(
                 f"{trouble}. The alias was not moved; take it from a backup with "
                 "`falaj restore`, or train and promote another version"
             )
-        record = Rollback(
+        record = release.Rollback(
             restored=previous.ref, replaced=champion.ref, reason=reason, order_id=order_id, at=now
         )
         digest = registry.keep(previous, ROLLBACK_FILE.format(order_id[:32]), record)
@@ -407,7 +397,7 @@ def roll_back(
 
 def withdraw(
     name: str, number: int, reason: str, by: str, location: RegistryLocation, now: datetime
-) -> Withdrawal:
+) -> release.Withdrawal:
     """Mark a version as one that must never serve again; where it is the champion, take it back.
 
     The newest earlier champion that is whole and was not withdrawn, nor made from such a one, is
@@ -435,7 +425,7 @@ def withdraw(
         champion = current
         if current is not None and registry.why_withdrawn(registry.version(name, current.number)):
             champion = _previous_champion(registry, current, whole=True)
-        record = Withdrawal(
+        record = release.Withdrawal(
             version=version.ref,
             reason=reason,
             by=by,
@@ -477,11 +467,11 @@ def _asked_about(registry: Registry, champion: RegisteredVersion, now: datetime)
     later = [v for v in registry.versions(champion.name) if v.number > champion.number]
     for version in sorted(later, key=lambda v: -v.number):
         try:
-            approval = known_approval(version)
+            approval = approvals.known_approval(version)
         except RegistryError as exc:  # its promotion is refused; the champion stands
             logger.warning("%s", exc)
             continue
-        if approval is not None and approval.state == WAITING and now < approval.deadline:
+        if approval is not None and approval.state == approvals.WAITING and now < approval.deadline:
             return version.number
     return None
 
@@ -497,10 +487,10 @@ def _trouble(version: RegisteredVersion) -> str | None:
     return "; ".join(problems) or None
 
 
-def _read_record(registry: Registry, version: RegisteredVersion, order_id: str) -> Rollback:
+def _read_record(registry: Registry, version: RegisteredVersion, order_id: str) -> release.Rollback:
     path = registry.run_folder(version.run_id) / ROLLBACK_FILE.format(order_id[:32])
     try:
-        return Rollback.model_validate_json(path.read_text(encoding="utf-8"))
+        return release.Rollback.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise RegistryError(
             f"{version} was restored by order {order_id[:12]}, and its record {path.name} is gone; "

@@ -17,21 +17,11 @@ from prefect.client.orchestration import get_client
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from tasks.contracts import release
 from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import ImportedProgram
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.contracts.release import (
-    CalibrationSource,
-    ChampionState,
-    CompressionParent,
-    FiledVersion,
-    ModelVariant,
-    PromotionDecision,
-    RegisteredProgram,
-    Rollback,
-    TrainedVersion,
-)
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
 from tasks.governance.identity import CONTROLLER, creator_id, current_subject, owner, read_sign_in
 from tasks.kernel.retry_policy import uncached
@@ -93,7 +83,9 @@ def claim_model_name(
 
 
 @task(name="find-incumbent", task_run_name="find-incumbent-{config.model_name}", **_POLICY)
-def find_incumbent(trained: CandidateModel, config: RegistryConfig) -> RegisteredProgram | None:
+def find_incumbent(
+    trained: CandidateModel, config: RegistryConfig
+) -> release.RegisteredProgram | None:
     """The champion that the trained model is to be compared with; None where there is none.
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
@@ -124,7 +116,7 @@ def find_start(
 @task(name="find-calibration-source", task_run_name="find-source-{config.model_name}", **_POLICY)
 def find_calibration_source(
     fit: TimeWindow, holdout: TimeWindow, config: RegistryConfig
-) -> CalibrationSource:
+) -> release.CalibrationSource:
     """The champion, with all that another map of its scores needs.
 
     Safe to retry: it only reads, and copies files into the store under their digest.
@@ -136,7 +128,9 @@ def find_calibration_source(
 
 
 @task(name="find-compression-parent", task_run_name="find-parent-{config.model_name}", **_POLICY)
-def find_compression_parent(version: int | None, config: RegistryConfig) -> CompressionParent:
+def find_compression_parent(
+    version: int | None, config: RegistryConfig
+) -> release.CompressionParent:
     """The version that a smaller network is to come from; None for the champion.
 
     Of a champion that is a smaller network already, the version that it was made from.
@@ -150,7 +144,7 @@ def find_compression_parent(version: int | None, config: RegistryConfig) -> Comp
 
 
 @task(name="find-champion", task_run_name="find-champion-{config.model_name}", **_POLICY)
-def find_champion(config: RegistryConfig) -> RegisteredProgram | None:
+def find_champion(config: RegistryConfig) -> release.RegisteredProgram | None:
     """The champion's program, copied into the artifact store and checked by digest.
 
     Before there is a champion (the first candidate may be refused) the candidate is taken; None
@@ -168,7 +162,7 @@ def find_champion(config: RegistryConfig) -> RegisteredProgram | None:
 
 
 @task(name="fetch-version", task_run_name="fetch-{version.name}-{version.version}", **_POLICY)
-def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
+def fetch_version(version: ModelVersionRef) -> release.RegisteredProgram:
     """The program of a registered version, copied into the artifact store and checked by digest.
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
@@ -180,7 +174,7 @@ def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
 
 
 @task(name="find-trained-version", task_run_name="find-version-{config.model_name}", **_POLICY)
-def find_trained(config: RegistryConfig, number: int | None) -> TrainedVersion:
+def find_trained(config: RegistryConfig, number: int | None) -> release.TrainedVersion:
     """A version that was trained here, with the splits of its rows; None for the champion.
 
     Safe to retry: it only reads.
@@ -193,7 +187,7 @@ def find_trained(config: RegistryConfig, number: int | None) -> TrainedVersion:
 
 
 @task(name="find-filed-version", task_run_name="find-version-{config.model_name}", **_POLICY)
-def find_filed(config: RegistryConfig, number: int) -> FiledVersion:
+def find_filed(config: RegistryConfig, number: int) -> release.FiledVersion:
     """A registered version with the judgement and the variants that a promotion needs.
 
     Safe to retry: it only reads.
@@ -239,8 +233,7 @@ def register_import(
     Safe to retry: the same program of the same origin is one version, which comes into being after
     its files; a run that was cut off is discarded by the next call.
     """
-    location, store = _installation()
-    return candidate.register_import(imported, config, location, store, code_commit, _trainer())
+    return candidate.register_import(imported, config, *_installation(), code_commit, _trainer())
 
 
 # No timeout: trials may run in threads, where Prefect cannot keep one.
@@ -272,7 +265,7 @@ def end_study(record: StudyRecord, config: RegistryConfig) -> None:
 )
 def attach_variants(
     version: ModelVersionRef,
-    variants: tuple[ModelVariant, ...],
+    variants: tuple[release.ModelVariant, ...],
     raw_files: dict[str, str] | None = None,
 ) -> ModelVersionRef:
     """File the kept variants with the version, list all with the reasons, and write its bill.
@@ -291,10 +284,10 @@ def promote_candidate(
     candidate: ModelVersionRef,
     evaluation: EvaluationReport,
     dataset: ValidatedDataset,
-    variants: tuple[ModelVariant, ...],
+    variants: tuple[release.ModelVariant, ...],
     config: PromotionConfig,
     only_judge: bool = False,
-) -> PromotionDecision:
+) -> release.PromotionDecision:
     """Ask all gates and move the alias `champion` where all are open; a refusal is a result too.
 
     With `only_judge` nothing is moved, asked or recorded.
@@ -332,10 +325,8 @@ def open_promotion_question(model: str, version: int, again: bool) -> OpenQuesti
     Raises:
         RegistryError: nobody was asked, or the question cannot be read. Not retried.
     """
-    location, store = _installation()
-    opened = promotion.open_question(
-        model, version, location, store, datetime.now(UTC), again=again
-    )
+    now = datetime.now(UTC)
+    opened = promotion.open_question(model, version, *_installation(), now, again=again)
     create_markdown_artifact(
         opened.markdown,
         key="approval-question",
@@ -347,7 +338,7 @@ def open_promotion_question(model: str, version: int, again: bool) -> OpenQuesti
 @task(name="answer-question", task_run_name="answer-{model}-{version}", **_ONCE_A_RUN)
 def answer_promotion_question(
     model: str, version: int, digest: str, answer: Answer | None
-) -> PromotionDecision:
+) -> release.PromotionDecision:
     """Record what a person said about a candidate, and decide through the same gates.
 
     Safe to retry: the first answer stays, and the alias moves last.
@@ -361,8 +352,8 @@ def answer_promotion_question(
     Raises:
         RegistryError: by now another question was put, or nothing was settled. Not retried.
     """
-    location, store = _installation()
-    decision = promotion.settle(model, version, digest, answer, location, store, datetime.now(UTC))
+    now = datetime.now(UTC)
+    decision = promotion.settle(model, version, digest, answer, *_installation(), now)
     show_gates(decision)
     return decision
 
@@ -383,7 +374,7 @@ def close_promotion_question(model: str, version: int, digest: str) -> bool:
     return approval.close_question(model, version, location, datetime.now(UTC), digest)
 
 
-def show_gates(decision: PromotionDecision) -> None:
+def show_gates(decision: release.PromotionDecision) -> None:
     """The gates of a decision as a table in the Prefect UI."""
     create_table_artifact(
         key="promotion-gates",
@@ -400,7 +391,7 @@ def show_gates(decision: PromotionDecision) -> None:
 
 
 @task(name="find-champion-state", task_run_name="find-champion-state-{model_name}", **_POLICY)
-def find_champion_state(model_name: str) -> ChampionState | None:
+def find_champion_state(model_name: str) -> release.ChampionState | None:
     """The champion, since when, and its predecessor; None without one.
 
     Safe to retry: it only reads.
@@ -409,7 +400,7 @@ def find_champion_state(model_name: str) -> ChampionState | None:
 
 
 @task(name="roll-back", task_run_name="roll-back-{model_name}-{replaced}", **_POLICY)
-def roll_back(model_name: str, replaced: int, reason: str, order_id: str) -> Rollback:
+def roll_back(model_name: str, replaced: int, reason: str, order_id: str) -> release.Rollback:
     """Point the alias `champion` at the champion before version `replaced` again.
 
     Safe to retry: one order is carried out once, and moving the alias is the last step.

@@ -17,13 +17,6 @@ from tasks.release.config import (
     ReleaseConfig,
 )
 from tasks.release.evidence import CANDIDATE, KEY, SHADOW, STABLE, Observed
-from tasks.release.measures import (
-    Stratum,
-    distance_bounds,
-    log_ratio_evidence,
-    log_split_evidence,
-    ratio_bounds,
-)
 from tasks.release.records import Release
 from tasks.stats.sequential import final_log_wealth, mean_bounds
 
@@ -90,15 +83,18 @@ def _latency(observed: Observed, release: Release) -> Finding | None:
 
 
 def _of_counts(
-    metric: MetricName, strata: list[Stratum], alone: list[Stratum], tolerated: float
+    metric: MetricName,
+    strata: list[measures.Stratum],
+    alone: list[measures.Stratum],
+    tolerated: float,
 ) -> Finding:
     """A finding on whose events they are; `alone` are those judged by a fixed bound."""
     alpha = CHANCES[metric]
-    evidence = float(log_ratio_evidence(strata, tolerated))
+    evidence = float(measures.log_ratio_evidence(strata, tolerated))
     if alone:  # half of the chance each
-        evidence = float(np.logaddexp(evidence, log_ratio_evidence(alone)) - np.log(2))
+        evidence = float(np.logaddexp(evidence, measures.log_ratio_evidence(alone)) - np.log(2))
     events, mine = sum(s.total for s in strata), sum(s.candidate for s in strata)
-    low, high = ratio_bounds(strata, alpha) if strata else (0.0, float("inf"))
+    low, high = measures.ratio_bounds(strata, alpha) if strata else (0.0, float("inf"))
     sentence = (
         f"{mine:,} of {events:,} events that count are the candidate's: at least {low:.3g} times "
         f"as often as the stable version's, {tolerated:g} times are tolerated"
@@ -124,12 +120,12 @@ def _of_counts(
 
 def _strata(
     observed: Observed, release: Release, event: str, *, is_split_right: bool
-) -> list[Stratum]:
+) -> list[measures.Stratum]:
     """Events of each period: of pairs that differ, or of requests that were split.
 
     A client that sticks to its version does so in all periods, so it counts in the first one only.
     """
-    found: list[Stratum] = []
+    found: list[measures.Stratum] = []
     counted: set[str] = set()
     for number, period in enumerate(release.periods):
         if period.is_split:
@@ -139,7 +135,7 @@ def _strata(
     return [stratum for stratum in found if stratum.total]
 
 
-def _paired_stratum(observed: Observed, number: int, event: str) -> Stratum:
+def _paired_stratum(observed: Observed, number: int, event: str) -> measures.Stratum:
     """Pairs of which one alone shows the event: alike versions are it equally often (McNemar).
 
     Copies are computed after all others, so they come in larger batches, which take longer: times
@@ -152,7 +148,7 @@ def _paired_stratum(observed: Observed, number: int, event: str) -> Stratum:
     if event == "slow":
         pairs = _one_of_each_batch(pairs[pairs["batch_rows"] == pairs["batch_rows_copy"]])
     first, copy = (pairs[name].to_numpy(dtype=bool) for name in (column, f"{column}_copy"))
-    return Stratum(int((copy & ~first).sum()), int((copy ^ first).sum()), HALF)
+    return measures.Stratum(int((copy & ~first).sum()), int((copy ^ first).sum()), HALF)
 
 
 def _one_of_each_batch(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +192,7 @@ def _split_stratum(
     event: str,
     counted: set[str],
     is_split_right: bool,
-) -> Stratum:
+) -> measures.Stratum:
     """Events of split requests; where clients stick to a version, each client counts once."""
     requests = [observed.requests(who, number) for who in (CANDIDATE, STABLE)]
     sticking = _sticking(requests) if period.shares.sticky else set()
@@ -208,7 +204,7 @@ def _split_stratum(
     if not is_split_right:  # the candidate may have got more than was asked: no harm of its own
         seen = len(requests[0]) / max(sum(map(len, requests)), 1)
         share = float(np.clip(max(share, seen), 1e-6, 1 - 1e-6))
-    return Stratum(mine, mine + theirs, share)
+    return measures.Stratum(mine, mine + theirs, share)
 
 
 def _names(requests: pd.DataFrame) -> pd.Series:
@@ -228,14 +224,14 @@ def _units(requests: pd.DataFrame, sticking: Set[str], counted: Set[str] = froze
     return len(set(names[sticks]) - counted) + int((~sticks).sum())
 
 
-def _alone(observed: Observed, release: Release) -> list[Stratum]:
+def _alone(observed: Observed, release: Release) -> list[measures.Stratum]:
     """Requests that the candidate answered with nothing to compare with, against a fixed bound."""
     found = []
     for number, period in enumerate(release.periods):
         if not period.split or period.shares.candidate == 100:
             requests = observed.requests(CANDIDATE, number)
             failed = int(requests["failed_surely"].sum())
-            found.append(Stratum(failed, len(requests), MAX_ERRORS_ALONE))
+            found.append(measures.Stratum(failed, len(requests), MAX_ERRORS_ALONE))
     return [stratum for stratum in found if stratum.total]
 
 
@@ -266,7 +262,7 @@ def _scores(observed: Observed, release: Release) -> Finding | None:
     candidates = max(mine, key=len)
     if not len(candidates) or not len(theirs):
         return None
-    low, seen, high = distance_bounds(theirs, candidates, alpha)
+    low, seen, high = measures.distance_bounds(theirs, candidates, alpha)
     return Finding(
         metric="scores",
         log_evidence=float(np.log(1 / alpha)) if low > tolerated else 0.0,
@@ -352,7 +348,7 @@ def _split_fault(observed: Observed, release: Release) -> str:
         counts = [_units(rows, sticking) for rows in requests]
         share, total = period.shares.candidate / 100, sum(counts)
         alpha = SPLIT_ALPHA / len(release.steps)
-        if total and log_split_evidence(counts[0], total, share) >= np.log(1 / alpha):
+        if total and measures.log_split_evidence(counts[0], total, share) >= np.log(1 / alpha):
             return (
                 f"the candidate got {counts[0]:,} of {total:,} in step "
                 f"{release.steps[period.step].name}, {counts[0] / total:.1%} where {share:.1%} was "
@@ -376,7 +372,7 @@ def _common_faults(observed: Observed) -> tuple[str, ...]:
         )
     before, now = (part["score"].dropna() for part in (rows.head(10 * NUM_BASE), late))
     before = before[~before.index.isin(now.index)]
-    low, _, _ = distance_bounds(before.to_numpy(float), now.to_numpy(float), ALPHA.scores)
+    low, _, _ = measures.distance_bounds(before.to_numpy(float), now.to_numpy(float), ALPHA.scores)
     if len(before) and len(now) and low > MAX_STABLE_SHIFT:
         found.append(
             f"the stable version's own scores lie at least {low:.2f} from those of before; the "

@@ -96,12 +96,9 @@ def ratio_bounds(strata: Sequence[Stratum], alpha: float) -> tuple[float, float]
     Returns:
         Lower and upper bound; 0 and infinity where nothing is known.
     """
-    above = _lower([_exchanged(stratum) for stratum in strata], alpha)
+    exchanged = [Stratum(s.total - s.candidate, s.total, 1 - s.share) for s in strata]
+    above = _lower(exchanged, alpha)
     return _lower(strata, alpha), (1 / above if above > 0 else float("inf"))
-
-
-def _exchanged(stratum: Stratum) -> Stratum:
-    return Stratum(stratum.total - stratum.candidate, stratum.total, 1 - stratum.share)
 
 
 def _lower(strata: Sequence[Stratum], alpha: float) -> float:

@@ -212,12 +212,10 @@ class Releasing:
             TracksRefusedError: it may come yet, or the release has ended.
         """
         newest = self.ledger.entries(release.release_id)[-1]
-        if not release.is_open:
-            raise exc
-        if newest.rule != NOT_LOADED:
+        is_first = newest.rule != NOT_LOADED
+        if release.is_open and is_first:
             self.ledger.note(release, NOT_LOADED, str(exc))
-            raise exc
-        if now - newest.at < timedelta(minutes=LOAD_MINUTES):
+        if not release.is_open or is_first or now - newest.at < timedelta(minutes=LOAD_MINUTES):
             raise exc
         reason = f"the candidate cannot be loaded: {exc}"
         back = Decision(action=Action.ROLL_BACK, rule=NOT_LOADED, reason=reason)

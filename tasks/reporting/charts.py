@@ -9,20 +9,7 @@ from matplotlib.lines import Line2D
 
 from tasks.contracts.data import MonitoredFeature
 from tasks.contracts.evaluation import CurvePoint, EvaluationReport, RegressionMetrics
-from tasks.reporting.drawing import (
-    BAD,
-    BASELINE,
-    CHARACTER_WIDTH,
-    LINES,
-    SOFT,
-    STONE,
-    WATER,
-    Point,
-    canvas,
-    limits,
-    name_width,
-    whole_numbers,
-)
+from tasks.reporting import drawing as draw
 from tasks.reporting.facts import sized, with_label_unit
 from tasks.reporting.quantities import count, decimal, is_shown, percent, shortened, significant
 
@@ -37,9 +24,9 @@ class Series:
     """One named line."""
 
     name: str
-    points: Sequence[Point]
+    points: Sequence[draw.Point]
 
-    def shown(self) -> list[Point]:
+    def shown(self) -> list[draw.Point]:
         """Points that can be drawn."""
         return [(x, y) for x, y in self.points if is_shown(x) and is_shown(y)]
 
@@ -52,9 +39,9 @@ def line_chart(
     mark: tuple[float, str] | None = None,
 ) -> Markup:
     """Lines over whole numbers, such as losses by epoch; `mark` names one number."""
-    with canvas() as drawing:
+    with draw.canvas() as drawing:
         axes, ends = drawing.axes, []
-        for one, style in zip(series, LINES, strict=False):
+        for one, style in zip(series, draw.LINES, strict=False):
             points = one.shown()
             xs, ys = [x for x, _ in points], [y for _, y in points]
             axes.plot(xs, ys, label=one.name, **style)
@@ -64,11 +51,11 @@ def line_chart(
                 (dot,) = axes.plot([x], [y], "o", color=style["color"])
                 drawing.tip(dot, f"{one.name}: {significant(y, 4)} at {significant(x)}")
         every = [point for one in series for point in one.shown()]
-        axes.set_xlim(limits(*(x for x, _ in every), margin=0.02))
-        axes.set_ylim(limits(*(y for _, y in every), margin=0.08))
+        axes.set_xlim(draw.limits(*(x for x, _ in every), margin=0.02))
+        axes.set_ylim(draw.limits(*(y for _, y in every), margin=0.08))
         drawing.titles(x_title, y_title)
-        whole_numbers(axes.xaxis)
-        keys = [Line2D([], [], **style) for style in LINES[: len(series)]]
+        draw.whole_numbers(axes.xaxis)
+        keys = [Line2D([], [], **style) for style in draw.LINES[: len(series)]]
         drawing.legend(keys, [one.name for one in series])
         if mark is not None:
             drawing.mark(*mark)
@@ -76,14 +63,14 @@ def line_chart(
 
 
 def curve_chart(
-    title: str, series: Series, x_title: str, y_title: str, guessing: tuple[Point, Point]
+    title: str, series: Series, x_title: str, y_title: str, guessing: tuple[draw.Point, draw.Point]
 ) -> Markup:
     """A curve in the unit square, such as ROC, and what guessing would give."""
-    with canvas(*SQUARE) as drawing:
+    with draw.canvas(*SQUARE) as drawing:
         axes = drawing.axes
-        (guess,) = axes.plot(*zip(*guessing, strict=True), **BASELINE)
+        (guess,) = axes.plot(*zip(*guessing, strict=True), **draw.BASELINE)
         points = series.shown()
-        (line,) = axes.plot([x for x, _ in points], [y for _, y in points], **LINES[0])
+        (line,) = axes.plot([x for x, _ in points], [y for _, y in points], **draw.LINES[0])
         axes.set(xlim=(0, 1), ylim=(0, 1))
         drawing.titles(x_title, y_title)
         drawing.legend([line, guess], [series.name, "guessing"])
@@ -104,16 +91,16 @@ def _bins_chart(
     words: str,
 ) -> Markup:
     """What came true by what was said, bin by bin; on the diagonal all comes true."""
-    with canvas(*SQUARE) as drawing:
+    with draw.canvas(*SQUARE) as drawing:
         axes = drawing.axes
-        (perfect,) = axes.plot(reach, reach, **BASELINE)
+        (perfect,) = axes.plot(reach, reach, **draw.BASELINE)
         for x, y, low, high, size, tip in bins:
-            axes.vlines(x, low, high, colors=WATER, linewidths=2)
-            (dot,) = axes.plot([x], [y], "o", color=WATER, ms=size)
+            axes.vlines(x, low, high, colors=draw.WATER, linewidths=2)
+            (dot,) = axes.plot([x], [y], "o", color=draw.WATER, ms=size)
             drawing.tip(dot, tip)
         axes.set(xlim=reach, ylim=reach)
         drawing.titles(*axes_titles)
-        key = Line2D([], [], color=WATER, marker="o", linewidth=2)
+        key = Line2D([], [], color=draw.WATER, marker="o", linewidth=2)
         drawing.legend([key, perfect], [seen, "perfect"])
         return drawing.svg(title, words, "square")
 
@@ -167,20 +154,22 @@ def interval_chart(
     title: str, rows: Sequence[Estimate], x_title: str, reference: tuple[float, str]
 ) -> Markup:
     """A dot and its interval for each row, with a line at what they are compared with."""
-    notes = CHARACTER_WIDTH * max([len(r.note) for r in rows] + [0]) + 20
+    notes = draw.CHARACTER_WIDTH * max([len(r.note) for r in rows] + [0]) + 20
     height = 34 + ROW * max(len(rows), 1) + 46
-    with canvas(520, height, (name_width([r.name for r in rows]), notes, 34, 46)) as drawing:
+    with draw.canvas(
+        520, height, (draw.name_width([r.name for r in rows]), notes, 34, 46)
+    ) as drawing:
         axes = drawing.axes
         drawing.rows([r.name for r in rows])
         for n, row in enumerate(rows):
             if is_shown(row.low) and is_shown(row.high):
-                axes.plot([row.low, row.high], [n, n], color=WATER, linewidth=2)
+                axes.plot([row.low, row.high], [n, n], color=draw.WATER, linewidth=2)
             if is_shown(row.value):
-                (dot,) = axes.plot([row.value], [n], "o", color=WATER, ms=9)
+                (dot,) = axes.plot([row.value], [n], "o", color=draw.WATER, ms=9)
                 drawing.tip(dot, row.tip or f"{row.name}: {row.note}")
-            drawing.beside(n, row.note, notes - 8, ha="right", color=SOFT)
+            drawing.beside(n, row.note, notes - 8, ha="right", color=draw.SOFT)
         values = [v for r in rows for v in (r.value, r.low, r.high)]
-        axes.set_xlim(limits(*values, reference[0]))
+        axes.set_xlim(draw.limits(*values, reference[0]))
         drawing.reference(*reference)
         drawing.titles(x_title)
         words = f"{len(rows)} rows, each a value with its 95 % interval. {reference[1]}"
@@ -191,16 +180,18 @@ def trade_chart(
     title: str, x_title: str, y_title: str, rows: Sequence[tuple[float, Estimate]], words: str = ""
 ) -> Markup:
     """What each row costs against its value and interval; without a note it is a ring."""
-    with canvas(520, 270, (74, 14, 36, 48)) as drawing:
+    with draw.canvas(520, 270, (74, 14, 36, 48)) as drawing:
         axes = drawing.axes
         costs = [cost for cost, _ in rows]
-        span = limits(0, *(v for _, r in rows for v in (r.low, r.high)))
+        span = draw.limits(0, *(v for _, r in rows for v in (r.low, r.high)))
         axes.set(xscale="log", xlim=(min(costs) / 2, max(costs) * 5), ylim=span)
         names: list[tuple[float, float, float]] = []  # middle, height and half a width, pixels
         for n, (cost, row) in enumerate(sorted(rows, key=lambda row: row[0])):
-            axes.plot([cost, cost], [row.low, row.high], color=WATER, linewidth=2)
-            fill = WATER if row.note else "none"
-            (dot,) = axes.plot([cost], [row.value], "o", color=WATER, ms=9, markerfacecolor=fill)
+            axes.plot([cost, cost], [row.low, row.high], color=draw.WATER, linewidth=2)
+            fill = draw.WATER if row.note else "none"
+            (dot,) = axes.plot(
+                [cost], [row.value], "o", color=draw.WATER, ms=9, markerfacecolor=fill
+            )
             drawing.tip(dot, row.tip)
             end, away = (row.low, -9) if n % 2 else (row.high, 9)  # neighbours are on either side
             (x, y), half = axes.transData.transform((cost, end)), 3.6 * len(row.name)
@@ -208,7 +199,7 @@ def trade_chart(
                 away += -4 if n % 2 else 4
             names.append((x, y + away, half))
             drawing.note(row.name, (cost, end), (0, away), ha="center")
-        axes.axhline(0, **BASELINE)
+        axes.axhline(0, **draw.BASELINE)
         drawing.titles(x_title, y_title)
         kinds = f"{len(rows)} variants; left is cheaper, up is better; rings were dropped."
         return drawing.svg(title, words or kinds)
@@ -218,26 +209,28 @@ def feature_charts(features: Sequence[MonitoredFeature]) -> Markup:
     """Median of each feature over time as a line, its middle nine tenths as a band; three a row."""
     wide, high, columns = 182, 134, 3
     height = -(-len(features) // columns) * high
-    with canvas(columns * wide, height, (0, 0, 0, 0)) as drawing:
+    with draw.canvas(columns * wide, height, (0, 0, 0, 0)) as drawing:
         drawing.axes.set_axis_off()
         for n, one in enumerate(features):
             left, top = (n % columns) * wide, (n // columns) * high
             index = "no PSI" if one.psi is None else f"PSI {decimal(one.psi, 2)}"
             name = drawing.write(left, top + 8, shortened(one.feature, 25), fontweight="bold")
             drawing.tip(name, f"{one.view}: {one.feature}, {index}")
-            colour = BAD if one.drifted else SOFT
+            colour = draw.BAD if one.drifted else draw.SOFT
             drawing.write(left, top + 22, f"{shortened(one.view, 17)} · {index}", color=colour)
             known = [p for p in one.periods if all(map(is_shown, (p.low, p.median, p.high)))]
-            low, most = limits(*(v for p in known for v in (p.low or 0, p.high or 0)), margin=0)
+            low, most = draw.limits(
+                *(v for p in known for v in (p.low or 0, p.high or 0)), margin=0
+            )
             for y, text in ((top + 37, most), (top + 124, low)):
-                drawing.write(left + wide - 10, y, significant(text), ha="right", color=SOFT)
+                drawing.write(left + wide - 10, y, significant(text), ha="right", color=draw.SOFT)
             axes = drawing.add(left, top + 46, wide - 10, 70)
             axes.set(ylim=(low, most), xticks=[], yticks=[])
-            axes.spines["bottom"].set_color(STONE)
+            axes.spines["bottom"].set_color(draw.STONE)
             starts = [p.start for p in known]
             band = [p.low for p in known], [p.high for p in known]
-            axes.fill_between(starts, *band, color=WATER, alpha=0.35, linewidth=0)  # type: ignore[arg-type]
-            axes.plot(starts, [p.median for p in known], **LINES[0])  # type: ignore[arg-type]
+            axes.fill_between(starts, *band, color=draw.WATER, alpha=0.35, linewidth=0)  # type: ignore[arg-type]
+            axes.plot(starts, [p.median for p in known], **draw.LINES[0])  # type: ignore[arg-type]
         words = "; ".join(f"{one.view} {one.feature}" for one in features)
         return drawing.svg("Features over time", words)
 
@@ -250,7 +243,7 @@ def observed_chart(report: EvaluationReport) -> Markup:
         tip = f"predicted {sized(band.x)}: observed {sized(band.mean)} on average, four in five "
         tip += f"from {sized(band.low)} to {sized(band.high)}, {count(band.num_rows)} rows"
         bins.append((band.x, band.mean, band.low, band.high, 9, tip))
-    reach = limits(*(v for b in bands for v in (b.x, b.low, b.high)), margin=0.04)
+    reach = draw.limits(*(v for b in bands for v in (b.x, b.low, b.high)), margin=0.04)
     titles = [with_label_unit(word, report) for word in ("predicted", "observed")]
     words = "Mean label by prediction in bins of equally many rows; the diagonal is perfect."
     title, seen = "Predicted against observed", "mean, middle 80 %"
@@ -260,10 +253,10 @@ def observed_chart(report: EvaluationReport) -> Markup:
 def residual_chart(report: EvaluationReport) -> Markup:
     """How many rows have which error."""
     bars = [c for c in report.residuals if is_shown(c.x) and is_shown(c.weight)]
-    with canvas(*SQUARE) as drawing:
+    with draw.canvas(*SQUARE) as drawing:
         axes = drawing.axes
         for part in bars:
-            (bar,) = axes.bar([part.x], [part.weight], 0.94 * part.y, color=WATER)
+            (bar,) = axes.bar([part.x], [part.weight], 0.94 * part.y, color=draw.WATER)
             drawing.tip(bar, f"{count(part.weight)} rows with an error about {sized(part.x)}")
         reach = max((abs(b.x) + b.y / 2 for b in bars), default=1.0)
         axes.set(xlim=(-reach, reach), ylim=(0, 1.05 * max([b.weight for b in bars] + [1.0])))

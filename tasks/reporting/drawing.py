@@ -15,17 +15,11 @@ from typing import Any
 
 import matplotlib
 from markupsafe import Markup, escape
+from matplotlib import ticker
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullLocator,
-    StrMethodFormatter,
-)
 
 from tasks.reporting.quantities import is_shown, printable, shortened, significant
 
@@ -204,20 +198,22 @@ def plain_numbers(axis: Axis) -> None:
     if axis.get_scale() == "linear":
         box = axis.axes.bbox
         room = box.width / 60 if axis is axis.axes.xaxis else box.height / 34
-        axis.set_major_locator(MaxNLocator(max(2, min(6, int(room))), steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(
+            ticker.MaxNLocator(max(2, min(6, int(room))), steps=[1, 2, 2.5, 5, 10])
+        )
         if max(map(abs, axis.get_view_interval())) >= 1e4:
-            axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            axis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
     else:
         low, high = axis.get_view_interval()
         subs = (1.0, 2.0, 5.0) if high < 30 * low else (1.0,)
-        axis.set_major_locator(LogLocator(subs=subs, numticks=7))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
-        axis.set_minor_locator(NullLocator())
+        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=7))
+        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: significant(value, 1)))
+        axis.set_minor_locator(ticker.NullLocator())
 
 
 def whole_numbers(axis: Axis) -> None:
     """Ticks at whole numbers only."""
-    axis.set_major_locator(MaxNLocator(10, integer=True))
+    axis.set_major_locator(ticker.MaxNLocator(10, integer=True))
 
 
 def limits(*values: float, margin: float = 0.06) -> tuple[float, float]:

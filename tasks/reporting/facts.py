@@ -5,18 +5,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tasks.contracts import evaluation
 from tasks.contracts.conversion import VariantLatency
 from tasks.contracts.data import ValidationResult
 from tasks.contracts.drift import DriftResult, FeatureDrift
-from tasks.contracts.evaluation import (
-    Comparison,
-    EvaluationReport,
-    Metric,
-    MetricSet,
-    Quality,
-    RegressionMetrics,
-    SliceMetrics,
-)
 from tasks.contracts.hardware import J_PER_KWH
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
@@ -173,9 +165,9 @@ def learned(model: TrainedModel) -> str:
     return f"{what} {where} in {duration(model.seconds)}. {kept}"
 
 
-def _error_tile(report: EvaluationReport) -> Tile:
+def _error_tile(report: evaluation.EvaluationReport) -> Tile:
     overall = report.overall
-    if isinstance(overall, MetricSet):
+    if isinstance(overall, evaluation.MetricSet):
         note = "mean gap between a score and what came true"
         return Tile("Calibration error", *cell(overall.calibration_error), note)
     note = "no baseline is named"
@@ -217,7 +209,7 @@ def suites(record: RunRecord) -> tuple[ValidationResult, ...]:
     return tuple({(r.suite, r.subject, r.subject_sha256): r for r in results}.values())
 
 
-def comparisons(record: RunRecord) -> list[Comparison]:
+def comparisons(record: RunRecord) -> list[evaluation.Comparison]:
     """The paired comparisons, with names that a reader knows."""
     renamed = []
     for part in record.evaluation.comparisons:
@@ -227,7 +219,7 @@ def comparisons(record: RunRecord) -> list[Comparison]:
     return renamed
 
 
-def meaning(change: Metric) -> str:
+def meaning(change: evaluation.Metric) -> str:
     """What a paired difference of the first metric allows to claim."""
     if not (is_shown(change.low) and is_shown(change.high)):
         return "its interval could not be computed"
@@ -238,26 +230,26 @@ def meaning(change: Metric) -> str:
 
 def is_regression(record: RunRecord) -> bool:
     """Whether the model gives numbers and not probabilities."""
-    return isinstance(record.evaluation.overall, RegressionMetrics)
+    return isinstance(record.evaluation.overall, evaluation.RegressionMetrics)
 
 
-def models(report: EvaluationReport) -> list[tuple[str, Quality]]:
+def models(report: evaluation.EvaluationReport) -> list[tuple[str, evaluation.Quality]]:
     """The candidate, the baseline model and, of a regression, the baseline; each of classes."""
-    found: list[tuple[str, Quality]] = [
+    found: list[tuple[str, evaluation.Quality]] = [
         ("candidate", report.overall),
         (report.baseline_model_name, report.baseline_model),
     ]
     if report.baseline is not None:
         found.append((f"baseline, {report.baseline_name}", report.baseline))
-    if isinstance(report.overall, MetricSet):
+    if isinstance(report.overall, evaluation.MetricSet):
         each = report.overall.by_class.items()
         found += [(f"candidate, {name} against the rest", quality) for name, quality in each]
     return found
 
 
-def figures(metrics: Quality) -> list[tuple[str, str, Metric | None]]:
+def figures(metrics: evaluation.Quality) -> list[tuple[str, str, evaluation.Metric | None]]:
     """Name, better direction and value of each metric."""
-    if isinstance(metrics, MetricSet):
+    if isinstance(metrics, evaluation.MetricSet):
         return [
             ("AUC", "higher", metrics.auc),
             ("PR-AUC", "higher", metrics.pr_auc),
@@ -274,7 +266,7 @@ def figures(metrics: Quality) -> list[tuple[str, str, Metric | None]]:
     ]
 
 
-def cell(metric: Metric | None) -> tuple[str, str]:
+def cell(metric: evaluation.Metric | None) -> tuple[str, str]:
     """A metric and its interval, with as many digits as fit its size."""
     if metric is None:
         return MISSING, ""
@@ -293,25 +285,27 @@ def sized(value: float) -> str:
     return decimal(value, digits_of(value))
 
 
-def with_label_unit(words: str, report: EvaluationReport) -> str:
+def with_label_unit(words: str, report: evaluation.EvaluationReport) -> str:
     """Words followed by the label's unit, where it has one."""
-    unit = report.overall.unit if isinstance(report.overall, RegressionMetrics) else ""
+    unit = report.overall.unit if isinstance(report.overall, evaluation.RegressionMetrics) else ""
     return f"{words}, {unit}" if unit else words
 
 
-def slice_metric(metrics: Quality) -> tuple[str, Metric]:
+def slice_metric(metrics: evaluation.Quality) -> tuple[str, evaluation.Metric]:
     """What slices are compared by. R2 says little of a slice whose labels hardly differ."""
-    if isinstance(metrics, MetricSet):
+    if isinstance(metrics, evaluation.MetricSet):
         return metrics.primary_name, metrics.auc
     return "Mean absolute error", metrics.mae
 
 
-def slices_by_column(report: EvaluationReport) -> dict[str, list[SliceMetrics]]:
+def slices_by_column(
+    report: evaluation.EvaluationReport,
+) -> dict[str, list[evaluation.SliceMetrics]]:
     """Slices of each column: numbers and dates in their own order, names from best to worst."""
-    groups: dict[str, list[SliceMetrics]] = {}
+    groups: dict[str, list[evaluation.SliceMetrics]] = {}
     for part in report.slices:
         groups.setdefault(part.column, []).append(part)
-    sign = 1 if isinstance(report.overall, MetricSet) else -1
+    sign = 1 if isinstance(report.overall, evaluation.MetricSet) else -1
     for parts in groups.values():
         if all(_NATURAL_ORDER.fullmatch(p.value) for p in parts):
             parts.sort(key=lambda p: [int(n) for n in re.findall(r"\d+", p.value)])

@@ -25,12 +25,7 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.evaluation import RegressionMetrics
 from tasks.contracts.release import CompressionResult
 from tasks.contracts.run import RunRecord
-from tasks.kernel.errors import (
-    ArtifactError,
-    ConfigurationError,
-    StorageError,
-    refused_writes_explained,
-)
+from tasks.kernel import errors
 from tasks.kernel.files import scratch_folder, write_atomically
 from tasks.kernel.settings import (
     DEFAULT_FEATURE_REPO,
@@ -147,7 +142,7 @@ def relative_path(artifact: Artifact, store: ArtifactStore) -> str:
 def _is_whole(artifact: Artifact, store: ArtifactStore) -> bool:
     try:
         return store.holds(artifact)
-    except (ArtifactError, OSError):  # unreadable is as good as absent
+    except (errors.ArtifactError, OSError):  # unreadable is as good as absent
         return False
 
 
@@ -282,7 +277,7 @@ def facts_as_json(record: RunRecord, stored: Sequence[StoredArtifact]) -> str:
 
 def _check_run_id(run_id: str) -> None:
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"run id {run_id!r} cannot name the report's folder; expected 1 to 128 letters, "
             "digits, dots, dashes and underscores, starting with a letter or digit, and not "
             f"{LATEST!r}. No report was written"
@@ -292,13 +287,13 @@ def _check_run_id(run_id: str) -> None:
 def _lead_to(target: Path, latest: Path, started: datetime) -> None:
     """Swap the link `latest` in one step, unless it leads to a run that started later."""
     if latest.exists() and not latest.is_symlink():
-        raise StorageError(
+        raise errors.StorageError(
             f"{latest} is a file or folder, expected a link to the newest report; the report "
             f"itself is whole in {target}. Move {latest} away and run again"
         )
     if _started(_newest(latest) / FACTS) > in_utc(started):
         return
-    with refused_writes_explained(latest), scratch_folder(".latest", latest.parent) as aside:
+    with errors.refused_writes_explained(latest), scratch_folder(".latest", latest.parent) as aside:
         link = aside / LATEST
         os.symlink(target.name, link, target_is_directory=True)
         link.replace(latest)

@@ -5,37 +5,8 @@ from markupsafe import Markup
 from tasks.contracts.evaluation import EvaluationReport, Metric, MetricSet, SliceMetrics
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
-from tasks.reporting.charts import (
-    Estimate,
-    Series,
-    calibration_chart,
-    curve_chart,
-    feature_charts,
-    interval_chart,
-    line_chart,
-    observed_chart,
-    residual_chart,
-    trade_chart,
-)
-from tasks.reporting.facts import (
-    comparisons,
-    digits_of,
-    is_regression,
-    sized,
-    slice_metric,
-    slices_by_column,
-    with_label_unit,
-)
+from tasks.reporting import charts, facts, quantities
 from tasks.reporting.gallery import Picture, Pictures
-from tasks.reporting.quantities import (
-    count,
-    decimal,
-    difference,
-    estimate,
-    is_shown,
-    percent,
-    significant,
-)
 
 MOST_SLICES = 24
 HEADING_IN_ROWS = 5
@@ -51,7 +22,7 @@ def draw(record: RunRecord) -> Pictures:
         curves=_curves(record.evaluation),
         compared=_compared(record),
         slices=_slices(record.evaluation),
-        features=feature_charts(seen.features) if seen and seen.features else None,
+        features=charts.feature_charts(seen.features) if seen and seen.features else None,
         trades=_trades(record),
     )
 
@@ -62,15 +33,17 @@ def _learning(record: RunRecord) -> tuple[Markup, Markup]:
     zero = any(e.epoch == 0 for e in model.epochs)
     x_title = "epoch, counted from 0" if zero else "epoch"
     kept = model.best_epoch, f"kept: epoch {model.best_epoch}"
-    unit = "mean Huber loss of the standardised label" if is_regression(record) else ""
+    unit = "mean Huber loss of the standardised label" if facts.is_regression(record) else ""
     lines = [
-        Series("validation", [(e.epoch, e.validation_loss) for e in model.epochs]),
-        Series("training", [(e.epoch, e.train_loss) for e in model.epochs]),
+        charts.Series("validation", [(e.epoch, e.validation_loss) for e in model.epochs]),
+        charts.Series("training", [(e.epoch, e.train_loss) for e in model.epochs]),
     ]
-    quality = Series("validation", [(e.epoch, e.quality) for e in model.epochs])
+    quality = charts.Series("validation", [(e.epoch, e.quality) for e in model.epochs])
     return (
-        line_chart("Loss by epoch", lines, x_title, unit or "mean cross-entropy, nats", kept),
-        line_chart(f"Validation {name} by epoch", [quality], x_title, name, kept),
+        charts.line_chart(
+            "Loss by epoch", lines, x_title, unit or "mean cross-entropy, nats", kept
+        ),
+        charts.line_chart(f"Validation {name} by epoch", [quality], x_title, name, kept),
     )
 
 
@@ -90,48 +63,52 @@ def _trades(record: RunRecord) -> list[Picture]:
         rows = [
             (cost, _trade(v, v.quality_change, cost, metric))
             for v in record.variants
-            if is_shown(cost := costs.get(v.name)) and cost > 0
-            if v.quality_change is not None and is_shown(v.quality_change.value)
+            if quantities.is_shown(cost := costs.get(v.name)) and cost > 0
+            if v.quality_change is not None and quantities.is_shown(v.quality_change.value)
         ]
         if rows:
             caption = f"{what} against {metric}: best is upper left"
-            drawn.append(Picture(caption, trade_chart(what, x_title, f"{metric} change", rows)))
+            drawn.append(
+                Picture(caption, charts.trade_chart(what, x_title, f"{metric} change", rows))
+            )
     return drawn
 
 
-def _trade(variant: ModelVariant, change: Metric, cost: float, metric: str) -> Estimate:
+def _trade(variant: ModelVariant, change: Metric, cost: float, metric: str) -> charts.Estimate:
     kept = "kept" if variant.accepted else ""
-    figures = f"{significant(cost)}, {metric} {decimal(change.value, 5)}"
+    figures = f"{quantities.significant(cost)}, {metric} {quantities.decimal(change.value, 5)}"
     tip = f"{variant.name} ({kept or 'dropped'}): {figures}"
-    return Estimate(variant.name, change.value, change.low, change.high, kept, tip)
+    return charts.Estimate(variant.name, change.value, change.low, change.high, kept, tip)
 
 
 def _curves(report: EvaluationReport) -> dict[str, Picture]:
     """What the candidate's quality looks like, by key."""
     overall = report.overall
     if not isinstance(overall, MetricSet):
-        observed, residuals = observed_chart(report), residual_chart(report)
+        observed, residuals = charts.observed_chart(report), charts.residual_chart(report)
         return {
             "observed": Picture("Predicted against observed: do predictions come true?", observed),
             "residuals": Picture("Errors: how far off, and to which side?", residuals),
         }
-    rate = overall.base_rate if is_shown(overall.base_rate) else 0.0
+    rate = overall.base_rate if quantities.is_shown(overall.base_rate) else 0.0
     roc, recall = (
-        Series(f"candidate, area {decimal(area.value)}", [(p.x, p.y) for p in points])
+        charts.Series(
+            f"candidate, area {quantities.decimal(area.value)}", [(p.x, p.y) for p in points]
+        )
         for points, area in ((report.roc, overall.auc), (report.precision_recall, overall.pr_auc))
     )
     titles = "false positive rate", "true positive rate"
     return {
         "calibration": Picture(
-            "Calibration: do scores come true?", calibration_chart(report.calibration)
+            "Calibration: do scores come true?", charts.calibration_chart(report.calibration)
         ),
         "roc": Picture(
             "ROC: true against false alarms",
-            curve_chart("ROC curve", roc, *titles, ((0, 0), (1, 1))),
+            charts.curve_chart("ROC curve", roc, *titles, ((0, 0), (1, 1))),
         ),
         "precision-recall": Picture(
             "Precision and recall",
-            curve_chart(
+            charts.curve_chart(
                 "Precision-recall curve", recall, "recall", "precision", ((0, rate), (1, rate))
             ),
         ),
@@ -140,15 +117,15 @@ def _curves(report: EvaluationReport) -> dict[str, Picture]:
 
 def _compared(record: RunRecord) -> list[Picture]:
     """Candidate minus each other model, first metric and error, around zero."""
-    found = comparisons(record)
+    found = facts.comparisons(record)
     if not found:
         return []
     name, error = record.evaluation.overall.primary_name, found[0].error_name
     errors = [c.error for c in found]
     digits = 4
-    if is_regression(record):
-        digits = digits_of(*(bound for e in errors for bound in (e.value, e.low, e.high)))
-    short = with_label_unit(f"{error} difference", record.evaluation)
+    if facts.is_regression(record):
+        digits = facts.digits_of(*(bound for e in errors for bound in (e.value, e.low, e.high)))
+    short = facts.with_label_unit(f"{error} difference", record.evaluation)
     sides = [
         (f"{name}: right", f"{name} difference (right", [c.primary for c in found], 4),
         (f"{error}: left", f"{short} (left", errors, digits),
@@ -156,11 +133,11 @@ def _compared(record: RunRecord) -> list[Picture]:
     drawn = []
     for caption, title, metrics, shown in sides:
         rows = [
-            Estimate(c.against, m.value, m.low, m.high, difference(m, shown))
+            charts.Estimate(c.against, m.value, m.low, m.high, quantities.difference(m, shown))
             for c, m in zip(found, metrics, strict=True)
         ]
         x_title = f"{title} is better)"
-        drawing = interval_chart(x_title, rows, x_title, (0.0, "no difference"))
+        drawing = charts.interval_chart(x_title, rows, x_title, (0.0, "no difference"))
         words = f"Candidate minus the other, {caption} of zero is better"
         drawn.append(Picture(words, drawing))
     return drawn
@@ -173,12 +150,15 @@ def _slices(report: EvaluationReport) -> tuple[list[Picture], list[Picture]]:
     """
     stacks: tuple[list[Picture], list[Picture]] = ([], [])
     heights = [0, 0]
-    name, overall = slice_metric(report.overall)
-    for column, parts in slices_by_column(report).items():
+    name, overall = facts.slice_metric(report.overall)
+    for column, parts in facts.slices_by_column(report).items():
         largest = sorted(parts, key=lambda p: -p.metrics.num_rows)[:MOST_SLICES]
         shown = [_slice(p) for p in parts if p in largest]
-        title, reference = f"{name} by {column}", (overall.value, f"all {sized(overall.value)}")
-        drawing = interval_chart(title, shown, f"{name} with 95 % interval", reference)
+        title, reference = (
+            f"{name} by {column}",
+            (overall.value, f"all {facts.sized(overall.value)}"),
+        )
+        drawing = charts.interval_chart(title, shown, f"{name} with 95 % interval", reference)
         some = f", the {len(shown)} largest of {len(parts)}" if len(shown) < len(parts) else ""
         shorter = heights.index(min(heights))
         stacks[shorter].append(Picture(title + some, drawing))
@@ -186,19 +166,19 @@ def _slices(report: EvaluationReport) -> tuple[list[Picture], list[Picture]]:
     return stacks
 
 
-def _slice(part: SliceMetrics) -> Estimate:
+def _slice(part: SliceMetrics) -> charts.Estimate:
     metrics = part.metrics
-    name, shown = slice_metric(metrics)
+    name, shown = facts.slice_metric(metrics)
     if isinstance(metrics, MetricSet):
-        more = f"base rate {percent(metrics.base_rate)}"
+        more = f"base rate {quantities.percent(metrics.base_rate)}"
     else:
-        more = f"skill {estimate(metrics.skill)}"
-    rows = f"{count(metrics.num_rows)} rows"
-    return Estimate(
+        more = f"skill {quantities.estimate(metrics.skill)}"
+    rows = f"{quantities.count(metrics.num_rows)} rows"
+    return charts.Estimate(
         name=part.value or "(empty)",
         value=shown.value,
         low=shown.low,
         high=shown.high,
-        note=f"{sized(shown.value)} · {rows}",
-        tip=f"{part.value}: {name} {estimate(shown)} on {rows}, {more}",
+        note=f"{facts.sized(shown.value)} · {rows}",
+        tip=f"{part.value}: {name} {quantities.estimate(shown)} on {rows}, {more}",
     )

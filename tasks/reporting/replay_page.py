@@ -11,31 +11,12 @@ from markupsafe import Markup
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from scipy.special import gammaincinv
 
-from tasks.contracts.replay import (
-    FaultResult,
-    PolicyName,
-    PolicyQuality,
-    PolicyResult,
-    ReplayResult,
-)
+from tasks.contracts import replay
 from tasks.contracts.telemetry import ResourceUse
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import URI_SCHEME
+from tasks.reporting import drawing as draw
 from tasks.reporting.charts import Estimate, trade_chart
-from tasks.reporting.drawing import (
-    BAD,
-    BASELINE,
-    INK,
-    SAND,
-    SOFT,
-    STONE,
-    VIOLET,
-    WASH,
-    WATER,
-    Canvas,
-    canvas,
-    limits,
-)
 from tasks.reporting.page import page_environment
 from tasks.reporting.quantities import (
     MISSING,
@@ -50,13 +31,13 @@ from tasks.reporting.quantities import (
 )
 
 PAGE, FACTS = "replay.html", "replay.json"
-STYLES: dict[PolicyName, dict[str, Any]] = {
-    "never": {"color": STONE, "linestyle": "-", "linewidth": 1.6},
-    "weekly": {"color": VIOLET, "linestyle": (0, (0.7, 1.8)), "linewidth": 2},
-    "monthly": {"color": SAND, "linestyle": (0, (3, 1.8)), "linewidth": 2},
-    "on-drift-alarm": {"color": BAD, "linestyle": (0, (5, 1.5, 0.8, 1.5)), "linewidth": 1.6},
-    "controller": {"color": WATER, "linestyle": "-", "linewidth": 3},
-    "oracle": {"color": INK, "linestyle": (0, (7, 2)), "linewidth": 1},
+STYLES: dict[replay.PolicyName, dict[str, Any]] = {
+    "never": {"color": draw.STONE, "linestyle": "-", "linewidth": 1.6},
+    "weekly": {"color": draw.VIOLET, "linestyle": (0, (0.7, 1.8)), "linewidth": 2},
+    "monthly": {"color": draw.SAND, "linestyle": (0, (3, 1.8)), "linewidth": 2},
+    "on-drift-alarm": {"color": draw.BAD, "linestyle": (0, (5, 1.5, 0.8, 1.5)), "linewidth": 1.6},
+    "controller": {"color": draw.WATER, "linestyle": "-", "linewidth": 3},
+    "oracle": {"color": draw.INK, "linestyle": (0, (7, 2)), "linewidth": 1},
 }
 """Dash and width repeat what the colour says."""
 LINE_HEIGHT = 15.0
@@ -64,7 +45,7 @@ LEFT, RIGHT, TOP, HIGH = 112.0, 118.0, 50.0, 260.0
 """Pixels around the picture of quality, and its height."""
 
 
-def write_replay(result: ReplayResult, folder: Path) -> Path:
+def write_replay(result: replay.ReplayResult, folder: Path) -> Path:
     """Write `replay.html` and, before it, the result as `replay.json`; equal results, equal bytes.
 
     Raises:
@@ -75,7 +56,7 @@ def write_replay(result: ReplayResult, folder: Path) -> Path:
     return folder / PAGE
 
 
-def render_replay(result: ReplayResult) -> str:
+def render_replay(result: replay.ReplayResult) -> str:
     """The whole page, self-contained: no script and no address that a browser would load."""
     names = [one.policy for one in result.policies]
     template = page_environment().get_template("replay.html.j2")
@@ -95,7 +76,7 @@ def render_replay(result: ReplayResult) -> str:
     )
 
 
-def judgement(result: ReplayResult) -> tuple[str, str, str]:
+def judgement(result: replay.ReplayResult) -> tuple[str, str, str]:
     """Tone, headline and detail: the controller against the best schedule or alarm, held out."""
     others = [p for p in result.policies if p.policy not in ("controller", "oracle")]
     rivals = [p for p in others if is_shown(p.held_out.to_controller.value)]
@@ -115,7 +96,7 @@ def judgement(result: ReplayResult) -> tuple[str, str, str]:
     return tone, f"The controller {words}", detail
 
 
-def _worth(part: PolicyQuality, others: Sequence[PolicyResult]) -> str:
+def _worth(part: replay.PolicyQuality, others: Sequence[replay.PolicyResult]) -> str:
     """The gain per CPU hour beside that of whoever gains more by it, and what the checks take."""
     own, trained = part.gain_per_cpu_hour, percent(part.training_cpu_s / (part.use.cpu_s or 1))
     if own is None or not is_shown(own.value):
@@ -150,7 +131,7 @@ def money(use: ResourceUse) -> str:
     return f"{significant(use.amount)} {use.currency}" if is_shown(use.amount) else "no prices"
 
 
-def hours_after(fault: FaultResult, moment: datetime | None) -> str:
+def hours_after(fault: replay.FaultResult, moment: datetime | None) -> str:
     """How long after its start something happened: `6 h` or `never`."""
     if moment is None:
         return "never"
@@ -162,7 +143,7 @@ def poisson_bound(seen: int, years: float) -> float | None:
     return float(gammaincinv(seen + 1, 0.95)) / years if years > 0 else None
 
 
-def command(result: ReplayResult) -> str:
+def command(result: replay.ReplayResult) -> str:
     """Recomputes the held-out quality of each policy, run in the state folder."""
     path = f"artifacts/{result.scores.uri.removeprefix(URI_SCHEME)}"
     window, function = result.held_out, "roc_auc_score"
@@ -178,7 +159,7 @@ def command(result: ReplayResult) -> str:
     return f"python -c {shlex.quote(program)}"
 
 
-def replay_lines(result: ReplayResult) -> list[str]:
+def replay_lines(result: replay.ReplayResult) -> list[str]:
     """For the command line: a table of policies, a line for each fault, and the recommendation."""
     rows = [("policy", result.quality_name, "to monthly", "trainings", "CPU hours", "money")]
     for one in result.policies:
@@ -197,7 +178,7 @@ def replay_lines(result: ReplayResult) -> list[str]:
     return [*lines, *([result.proposal.sentence] if result.proposal else []), result.sentence]
 
 
-def compared(one: PolicyResult, part: PolicyQuality, other: PolicyName) -> str:
+def compared(one: replay.PolicyResult, part: replay.PolicyQuality, other: replay.PolicyName) -> str:
     """The difference of the quality to another policy's, or why there is none."""
     if one.policy == other:
         return "itself"
@@ -205,7 +186,7 @@ def compared(one: PolicyResult, part: PolicyQuality, other: PolicyName) -> str:
     return known(difference(metric))
 
 
-def pictures(result: ReplayResult) -> dict[str, Markup]:
+def pictures(result: replay.ReplayResult) -> dict[str, Markup]:
     """Pictures by key, for the page and the Prefect UI; what was not measured has none."""
     drawn = {
         "quality": quality_chart(result, against=None),
@@ -223,13 +204,13 @@ def pictures(result: ReplayResult) -> dict[str, Markup]:
     return drawn
 
 
-def _gain(one: PolicyResult) -> Estimate:
+def _gain(one: replay.PolicyResult) -> Estimate:
     gain, hours = one.held_out.to_never, one.held_out.use.cpu_s / 3600
     tip = f"{one.policy}: {difference(gain)} for {significant(hours)} CPU hours"
     return Estimate(one.policy, gain.value, gain.low, gain.high, "policy", tip)
 
 
-def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
+def quality_chart(result: replay.ReplayResult, against: replay.PolicyResult | None) -> Markup:
     """Weekly quality by policy, or its difference to one of them; below it promotions and faults.
 
     Each line has its policy's name at its end; the held-out part has a ground of its own.
@@ -239,17 +220,17 @@ def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
     lines = {p.policy: _points(p, base) for p in result.policies}
     start, end = result.history.start, result.history.end
     rows = LINE_HEIGHT * (len(result.policies) + 1)
-    with canvas(1040, TOP + HIGH + rows + 52, (LEFT, RIGHT, TOP, rows + 52)) as drawing:
+    with draw.canvas(1040, TOP + HIGH + rows + 52, (LEFT, RIGHT, TOP, rows + 52)) as drawing:
         axes = drawing.axes
-        span = limits(*(y for points in lines.values() for _, y in points), margin=0.1)
+        span = draw.limits(*(y for points in lines.values() for _, y in points), margin=0.1)
         axes.set(xlim=(start, end), ylim=span)
         _held_out(drawing, result, span[1])
         for fault in result.faults:
-            axes.axvline(fault.start, **BASELINE)  # type: ignore[arg-type]
+            axes.axvline(fault.start, **draw.BASELINE)  # type: ignore[arg-type]
         for policy, points in lines.items():
             axes.plot(*zip(*points, strict=True), **STYLES[policy]) if points else None
         _name_ends(drawing, [(p[-1][1], name) for name, p in lines.items() if p], span)
-        drawing.write(4, TOP - 22, name, color=SOFT)
+        drawing.write(4, TOP - 22, name, color=draw.SOFT)
         axes.set_xticks([])
         _strip(drawing, result, rows)
         words = f"{name} of {plural(len(lines), 'policy', 'policies')}, {start:%Y-%m-%d} to "
@@ -257,7 +238,7 @@ def quality_chart(result: ReplayResult, against: PolicyResult | None) -> Markup:
 
 
 def _points(
-    one: PolicyResult, base: dict[date, float | None] | None
+    one: replay.PolicyResult, base: dict[date, float | None] | None
 ) -> list[tuple[datetime, float]]:
     """Weeks of known quality, or of a known difference."""
     found = []
@@ -268,14 +249,14 @@ def _points(
     return found
 
 
-def _held_out(drawing: Canvas, result: ReplayResult, top: float) -> None:
+def _held_out(drawing: draw.Canvas, result: replay.ReplayResult, top: float) -> None:
     ends = result.held_out.start, result.held_out.end
-    drawing.axes.axvspan(*ends, color=WASH, alpha=0.5, linewidth=0)  # type: ignore[arg-type]
-    drawing.note("held-out part: it judges", (ends[0], top), (6, 9), color=SOFT)
+    drawing.axes.axvspan(*ends, color=draw.WASH, alpha=0.5, linewidth=0)  # type: ignore[arg-type]
+    drawing.note("held-out part: it judges", (ends[0], top), (6, 9), color=draw.SOFT)
 
 
 def _name_ends(
-    drawing: Canvas, ends: Sequence[tuple[float, PolicyName]], span: tuple[float, float]
+    drawing: draw.Canvas, ends: Sequence[tuple[float, replay.PolicyName]], span: tuple[float, float]
 ) -> None:
     """Names beside the ends of their lines, moved apart where they would overlap."""
     highest_first, place = sorted(ends, reverse=True), TOP - LINE_HEIGHT
@@ -288,7 +269,7 @@ def _name_ends(
         drawing.write(1040 - RIGHT + 8, place, policy, color=colour, fontweight=weight)
 
 
-def _strip(drawing: Canvas, result: ReplayResult, height: float) -> None:
+def _strip(drawing: draw.Canvas, result: replay.ReplayResult, height: float) -> None:
     """A row for each policy with a tick for each promotion, and one for faults."""
     axes = drawing.add(LEFT, TOP + HIGH + 14, 1040 - LEFT - RIGHT, height)
     names = [p.policy for p in result.policies]
@@ -306,9 +287,9 @@ def _strip(drawing: Canvas, result: ReplayResult, height: float) -> None:
     ]
     marks += [(len(names), f.start, f"{f.fault}: {f.described}", "X") for f in result.faults]
     for row, at, tip, marker in marks:
-        colour = STYLES[names[row]]["color"] if row < len(names) else BAD
+        colour = STYLES[names[row]]["color"] if row < len(names) else draw.BAD
         (mark,) = axes.plot([at], [row], marker, color=colour, ms=8, mec=colour, mew=2)  # type: ignore[arg-type]
         drawing.tip(mark, tip)
     for n, name in enumerate([*names, *(["faults"] if result.faults else [])]):
         y = TOP + HIGH + 14 + height * (n + 0.5) / (len(names) + 1)
-        drawing.write(LEFT - 8, y, name, ha="right", color=SOFT)
+        drawing.write(LEFT - 8, y, name, ha="right", color=draw.SOFT)

@@ -11,16 +11,7 @@ from matplotlib.lines import Line2D
 
 from tasks.contracts.training import SearchedField, StudyRecord, TrialRecord
 from tasks.kernel.files import write_atomically
-from tasks.reporting.drawing import (
-    LINES,
-    SAND,
-    VIOLET,
-    WATER,
-    Canvas,
-    canvas,
-    limits,
-    whole_numbers,
-)
+from tasks.reporting import drawing as draw
 from tasks.reporting.gallery import Drawings
 from tasks.reporting.page import page_environment
 from tasks.reporting.quantities import decimal, is_shown, shortened, significant
@@ -30,9 +21,9 @@ MOST_ROWS = 500
 REACH = 0.2
 """How far below the best the axes of qualities reach; what is lower is drawn at their edge."""
 MARKERS: dict[str, dict[str, Any]] = {
-    "complete": {"marker": "o", "color": WATER, "ms": 8},
-    "pruned": {"marker": "v", "color": VIOLET, "ms": 8},
-    "failed": {"marker": "x", "color": SAND, "ms": 7, "mec": SAND, "mew": 2},
+    "complete": {"marker": "o", "color": draw.WATER, "ms": 8},
+    "pruned": {"marker": "v", "color": draw.VIOLET, "ms": 8},
+    "failed": {"marker": "x", "color": draw.SAND, "ms": 7, "mec": draw.SAND, "mew": 2},
 }
 """A state has a shape too, not a colour alone."""
 
@@ -89,21 +80,23 @@ def history_chart(record: StudyRecord) -> Markup:
     """Each trial's best AUC (or R2) in the order of the trials, and the best one so far."""
     shown, (low, high) = _judged(record)
     name = f"validation {record.quality_name}"
-    with canvas(860, 300, (58, 16, 66, 48)) as drawing:
+    with draw.canvas(860, 300, (58, 16, 66, 48)) as drawing:
         complete = [t for t in shown if t.state == "complete"]
         best = list(accumulate((t.quality or 0 for t in complete), max))
         numbers = [t.number for t in complete]
         if complete:
             numbers, best = [*numbers, shown[-1].number], [*best, best[-1]]
-        drawing.axes.step(numbers, np.clip(best, low, high), where="post", **LINES[1])
+        drawing.axes.step(numbers, np.clip(best, low, high), where="post", **draw.LINES[1])
         for trial in shown:
             _dot(drawing, trial, trial.number, low)
-        drawing.axes.set(xlim=limits(*(t.number for t in shown), margin=0.03), ylim=(low, high))
+        drawing.axes.set(
+            xlim=draw.limits(*(t.number for t in shown), margin=0.03), ylim=(low, high)
+        )
         drawing.titles("trial", name)
-        whole_numbers(drawing.axes.xaxis)
+        draw.whole_numbers(drawing.axes.xaxis)
         states = [state for state in MARKERS if any(t.state == state for t in shown)]
         keys = [Line2D([], [], linestyle="", **MARKERS[state]) for state in states]
-        drawing.legend([*keys, Line2D([], [], **LINES[1])], [*states, "best so far"])
+        drawing.legend([*keys, Line2D([], [], **draw.LINES[1])], [*states, "best so far"])
         words = f"Best {name} of {len(shown)} trials in their order, and the best so far."
         return drawing.svg("Optimisation history", words, "wide")
 
@@ -112,7 +105,7 @@ def field_chart(record: StudyRecord, field: SearchedField) -> Markup:
     """The quality of every trial by one field's value."""
     shown, (low, high) = _judged(record)
     name = f"validation {record.quality_name}"
-    with canvas(344, 250, (58, 16, 40, 48)) as drawing:
+    with draw.canvas(344, 250, (58, 16, 40, 48)) as drawing:
         axes = drawing.axes
         for trial in shown:
             value = trial.point[field.name]
@@ -137,10 +130,10 @@ def _judged(record: StudyRecord) -> tuple[list[TrialRecord], tuple[float, float]
     shown = [trial for trial in record.trials if is_shown(trial.quality)]
     known = [trial.quality or 0.0 for trial in shown]
     best = max(known, default=0.0)
-    return shown, limits(*(max(value, best - REACH) for value in known), margin=0.08)
+    return shown, draw.limits(*(max(value, best - REACH) for value in known), margin=0.08)
 
 
-def _dot(drawing: Canvas, trial: TrialRecord, x: float, low: float) -> None:
+def _dot(drawing: draw.Canvas, trial: TrialRecord, x: float, low: float) -> None:
     y = max(trial.quality or 0, low)
     (dot,) = drawing.axes.plot([x], [y], linestyle="", clip_on=False, **MARKERS[trial.state])
     point = ", ".join(f"{name} {readable(value)}" for name, value in trial.point.items())

@@ -15,14 +15,8 @@ from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
 from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import Settings, platform_address
+from tasks.reporting import page as pages
 from tasks.reporting.gallery import as_data_url
-from tasks.reporting.page import (
-    ReportFiles,
-    announcement,
-    pictures_of,
-    write_compression,
-    write_report,
-)
 
 # Never cached: a report that someone removed is written again, and it takes a moment only.
 
@@ -31,7 +25,7 @@ _POLICY = uncached(600)
 
 
 @task(name="publish-report", task_run_name="report-{record.run_id}", **_POLICY)
-def publish_report(record: RunRecord) -> ReportFiles:
+def publish_report(record: RunRecord) -> pages.ReportFiles:
     """Write `report.html` and `report.json` of a run, let `latest` lead to them, show its pictures.
 
     Safe to retry: the same record gives the same files, each renamed into place when whole; a
@@ -42,15 +36,15 @@ def publish_report(record: RunRecord) -> ReportFiles:
         StorageError: the disk refused a write. Not retried.
     """
     settings = Settings.from_environment()
-    files = write_report(record, settings.store, settings.reports)
+    files = pages.write_report(record, settings.store, settings.reports)
     mlflow = platform_address(settings.home, "mlflow_url")  # reports are beside it
     folder = settings.reports.relative_to(settings.home).as_posix()
     create_markdown_artifact(
-        announcement(record, files, f"{mlflow}/{folder}" if mlflow else None),
+        pages.announcement(record, files, f"{mlflow}/{folder}" if mlflow else None),
         key="run-report",
         description=f"Report of {record.run_id}",
     )
-    _show(pictures_of(record, settings.store).gallery(), "picture", record.run_id)
+    _show(pages.pictures_of(record, settings.store).gallery(), "picture", record.run_id)
     return files
 
 
@@ -149,7 +143,7 @@ def publish_compression(result: CompressionResult) -> str:
         StorageError: the disk refused a write. Not retried.
     """
     settings, parent = Settings.from_environment(), result.compression.parent
-    path, text = write_compression(result, settings.reports)
+    path, text = pages.write_compression(result, settings.reports)
     outcome = "refused" if result.judged.refusal else "registered"
     create_markdown_artifact(
         text,

@@ -7,23 +7,12 @@ from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 import httpx
-from prefect import get_run_logger, task
-from prefect.artifacts import (
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect import artifacts, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from tasks.contracts import training
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import CompressionParent
-from tasks.contracts.training import (
-    DistillationTargets,
-    EpochMetrics,
-    StartingPoint,
-    TrainedModel,
-    TrialRecord,
-)
 from tasks.kernel.progress import report_progress
 from tasks.kernel.retry_policy import RETRIED, is_api_away, reused
 from tasks.kernel.settings import Settings
@@ -48,7 +37,7 @@ class Progress:
     """
 
     def __init__(self, description: str) -> None:
-        made = create_progress_artifact(
+        made = artifacts.create_progress_artifact(
             progress=0.0, key="training-progress", description=description
         )
         self._artifact = cast(UUID, made)
@@ -56,7 +45,7 @@ class Progress:
     def show(self, percent: float) -> None:
         """Move the bar."""
         try:
-            update_progress_artifact(self._artifact, progress=percent)
+            artifacts.update_progress_artifact(self._artifact, progress=percent)
         except httpx.HTTPError as exc:
             if not is_api_away(exc):
                 raise
@@ -72,9 +61,9 @@ def train_distributed(
     dataset: ValidatedDataset,
     splits: DataSplits,
     config: TrainingConfig,
-    initial: StartingPoint | None = None,
-    distillation: DistillationTargets | None = None,
-) -> TrainedModel:
+    initial: training.StartingPoint | None = None,
+    distillation: training.DistillationTargets | None = None,
+) -> training.TrainedModel:
     """Train what `config.model` names, a network on ranks, and return the best epoch.
 
     Safe to retry: ranks resume from the newest complete checkpoint, and the model appears under a
@@ -93,7 +82,7 @@ def train_distributed(
     logger = get_run_logger()
     progress = Progress(f"Epochs of at most {config.max_epochs}; training may stop early.")
 
-    def report(metrics: EpochMetrics) -> None:
+    def report(metrics: training.EpochMetrics) -> None:
         logger.info(
             "epoch %d: train loss %.4f, validation loss %.4f, validation %s %.4f, %.1f s",
             metrics.epoch,
@@ -112,7 +101,7 @@ def train_distributed(
     model = make_model(request, settings.store, settings.home / "training", report)
     progress.show(100.0)
     report_progress("epochs", config.max_epochs, config.max_epochs, "all epochs")
-    create_table_artifact(
+    artifacts.create_table_artifact(
         key="training-epochs",
         table=[epoch.model_dump(mode="json") for epoch in model.epochs],
         description=f"Epoch {model.best_epoch} did best on the validation window and was kept. "
@@ -158,7 +147,9 @@ def plan_student(
     **RETRIED,
     cache_policy=NO_CACHE,
 )
-def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) -> TrialRecord:
+def run_trial(
+    order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits
+) -> training.TrialRecord:
     """Train one point of the search space and keep the outcome in the study.
 
     Not cached: the study records what was done, and a model is trained once whatever asks for it.

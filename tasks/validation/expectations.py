@@ -111,8 +111,7 @@ def _batch_definition() -> BatchDefinition[Any]:
     context.enable_analytics(False)
     context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
     asset = context.data_sources.add_pandas("frames").add_dataframe_asset("frame")
-    definition: BatchDefinition[Any] = asset.add_batch_definition_whole_dataframe("whole")
-    return definition
+    return asset.add_batch_definition_whole_dataframe("whole")
 
 
 def _groups(numbers: Sequence[int], checks: Sequence[Check]) -> Iterator[list[int]]:

@@ -27,21 +27,7 @@ from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
 from pydantic import Field
 
 from tasks.control.config import RecoveryConfig
-from tasks.control.recovery.judge import (
-    DAY_S,
-    PARENT_GRACE_S,
-    SWEPT,
-    ProcessState,
-    Repair,
-    RunFact,
-    RunState,
-    SlotFact,
-    TaskRunFact,
-    dead_task_runs,
-    judge,
-    leaked_slots,
-    needs_a_person,
-)
+from tasks.control.recovery import judge as judging
 from tasks.control.routing.task import PAGE, num_online, paged, server_now
 from tasks.kernel.files import machine_id
 from tasks.kernel.process import ProcessName, boot_id, processes_by_variable, variable_of
@@ -77,9 +63,9 @@ STATES: dict[str, Callable[..., State[Any]]] = {
 class Sweep(Contract):
     """What a sweep saw and did."""
 
-    done: tuple[Repair, ...] = ()
-    slots: tuple[SlotFact, ...] = ()
-    task_runs: tuple[TaskRunFact, ...] = Field(
+    done: tuple[judging.Repair, ...] = ()
+    slots: tuple[judging.SlotFact, ...] = ()
+    task_runs: tuple[judging.TaskRunFact, ...] = Field(
         default=(), description="Task runs of attempts that are over, ended."
     )
     left: tuple[tuple[str, str, str], ...] = Field(
@@ -115,12 +101,12 @@ def sweep_stale_runs(config: RecoveryConfig) -> Sweep:
     return sweep
 
 
-def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[Repair, ...]:
+def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[judging.Repair, ...]:
     """What a sweep would do now; changes nothing."""
-    return judge(_run_facts(client, config), config)
+    return judging.judge(_run_facts(client, config), config)
 
 
-def find_dead_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
+def find_dead_task_runs(client: SyncPrefectClient) -> tuple[judging.TaskRunFact, ...]:
     """Task runs that a sweep would end now; changes nothing."""
     now, wanted = server_now(client), TaskRunFilter.model_validate(_in_state(UNFINISHED))
     found = list(paged(client.read_task_runs, task_run_filter=wanted))
@@ -132,7 +118,7 @@ def find_dead_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
         if run.state is not None and not run.state.is_final()
     }
     facts = [
-        TaskRunFact(
+        judging.TaskRunFact(
             id=str(each.id),
             name=each.name,
             age_s=(now - each.state.timestamp).total_seconds(),
@@ -146,29 +132,33 @@ def find_dead_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
         for each in found
         if (run := runs.get(each.flow_run_id)) and run.state is not None and each.state is not None
     ]
-    return dead_task_runs(facts)
+    return judging.dead_task_runs(facts)
 
 
 def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
     """Repair what is certain at once, and the rest where a second look confirms it."""
     facts, slots = _run_facts(client, config), slot_facts(client)
-    repairs = judge(facts, config)
+    repairs = judging.judge(facts, config)
     done = list(_repaired(client, repairs, facts))
     suspects = {repair.run for repair in repairs if not repair.certain}
     if suspects or any(slot.taken > slot.num_holders for slot in slots):
         time.sleep(config.second_look_s)
         again = _run_facts(client, config)
         confirmed = [
-            replace(r, certain=True) for r in judge(again, config) if r.certain or r.run in suspects
+            replace(r, certain=True)
+            for r in judging.judge(again, config)
+            if r.certain or r.run in suspects
         ]
         done += _repaired(client, confirmed, again)
-    leaks = leaked_slots(slots, slot_facts(client))
+    leaks = judging.leaked_slots(slots, slot_facts(client))
     for leak in leaks:
         freed = GlobalConcurrencyLimitUpdate(active_slots=leak.num_holders)
         client.update_global_concurrency_limit(leak.limit, freed)
     if any(each.action == "crash" for each in done):
         later = _run_facts(client, config)
-        done += _repaired(client, [r for r in judge(later, config) if r.action == "retry"], later)
+        done += _repaired(
+            client, [r for r in judging.judge(later, config) if r.action == "retry"], later
+        )
     ended = _end_task_runs(client)
     rest = [fact for fact in facts if fact.id not in {each.run for each in done}]
     left = tuple(_left_to_a_person(client, config, rest))
@@ -176,43 +166,39 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
 
 
 def _left_to_a_person(
-    client: SyncPrefectClient, config: RecoveryConfig, facts: Sequence[RunFact]
+    client: SyncPrefectClient, config: RecoveryConfig, facts: Sequence[judging.RunFact]
 ) -> Iterator[tuple[str, str, str]]:
     pools = {fact.pool for fact in facts if fact.pool and fact.state == "scheduled"}
     without_worker = {pool for pool in pools if not num_online(client, pool)}
     for fact in facts:
-        if why := needs_a_person(fact, config, without_worker):
+        if why := judging.needs_a_person(fact, config, without_worker):
             yield fact.name, fact.flow, why
 
 
-def _end_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
+def _end_task_runs(client: SyncPrefectClient) -> tuple[judging.TaskRunFact, ...]:
     dead = find_dead_task_runs(client)
     for each in dead:
-        message = f"{SWEPT}attempt {each.attempt} of {each.run} is over."
+        message = f"{judging.SWEPT}attempt {each.attempt} of {each.run} is over."
         state = Cancelled if each.run_state == "cancelled" else Crashed
         client.set_task_run_state(UUID(each.id), state(message=message), force=True)
     return dead
 
 
 def _repaired(
-    client: SyncPrefectClient, repairs: Iterable[Repair], facts: Sequence[RunFact]
-) -> Iterator[Repair]:
+    client: SyncPrefectClient, repairs: Iterable[judging.Repair], facts: Sequence[judging.RunFact]
+) -> Iterator[judging.Repair]:
     seen = {fact.id: fact for fact in facts}
     for repair in repairs:
         if repair.certain:
-            outcome = _carry_out(client, repair, seen[repair.run])
+            try:
+                outcome = _carried_out(client, repair, seen[repair.run])
+            except ObjectNotFound:
+                outcome = "was deleted meanwhile"
             yield replace(repair, outcome=outcome)
 
 
-def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
+def _carried_out(client: SyncPrefectClient, repair: judging.Repair, fact: judging.RunFact) -> str:
     """Do one repair, unless the run has moved on since it was seen; returns what came of it."""
-    try:
-        return _carried_out(client, repair, fact)
-    except ObjectNotFound:
-        return "was deleted meanwhile"
-
-
-def _carried_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
     run = client.read_flow_run(UUID(repair.run))
     if run.state is None or _state_of(run) != fact.state or run.run_count != fact.attempts:
         return "moved on by itself"
@@ -220,12 +206,12 @@ def _carried_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> st
         return f"could not be ended: processes {', '.join(map(str, left))}"
     if repair.action not in STATES:
         return "processes ended"
-    state = STATES[repair.action](message=f"{SWEPT}{repair.why}.")
+    state = STATES[repair.action](message=f"{judging.SWEPT}{repair.why}.")
     set_to = client.set_flow_run_state(run.id, state).state
     return f"is {set_to.name if set_to else state.name}"
 
 
-def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFact, ...]:
+def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[judging.RunFact, ...]:
     """All runs about which something may have to be done, and those that called them."""
     now, local = server_now(client), processes_by_variable(RUN_VARIABLE)
     runs = {run.id: run for run in _candidates(client, config, local, now)}
@@ -235,11 +221,11 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
     kinds = {pool.name: pool.type for pool in client.read_work_pools(limit=PAGE)}
     flows = {flow: client.read_flow(flow).name for flow in {r.flow_id for r in runs.values()}}
 
-    def fact(run: FlowRun) -> RunFact:
+    def fact(run: FlowRun) -> judging.RunFact:
         pids = tuple(local.get(str(run.id), ()))
         process = _process(run, pids)
         is_seen = process in {"alive", "gone"}
-        return RunFact(
+        return judging.RunFact(
             id=str(run.id),
             name=run.name,
             flow=flows[run.flow_id],
@@ -261,7 +247,7 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
     return tuple(fact(run) for run in runs.values() if run.state is not None)
 
 
-def slot_facts(client: SyncPrefectClient) -> tuple[SlotFact, ...]:
+def slot_facts(client: SyncPrefectClient) -> tuple[judging.SlotFact, ...]:
     """Taken slots of all deployments with a limit, and the runs that may hold them."""
     facts = []
     for limit in paged(client.read_global_concurrency_limits):
@@ -272,7 +258,9 @@ def slot_facts(client: SyncPrefectClient) -> tuple[SlotFact, ...]:
             flow_run_filter=FlowRunFilter.model_validate(_in_state(UNFINISHED)),
             deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment]}}),
         )
-        facts.append(SlotFact(limit=limit.name, taken=int(limit.active_slots), num_holders=held))
+        facts.append(
+            judging.SlotFact(limit=limit.name, taken=int(limit.active_slots), num_holders=held)
+        )
     return tuple(facts)
 
 
@@ -282,7 +270,7 @@ def _candidates(
     local: Mapping[str, Sequence[int]],
     now: datetime,
 ) -> Iterator[FlowRun]:
-    due = now - timedelta(seconds=PARENT_GRACE_S)
+    due = now - timedelta(seconds=judging.PARENT_GRACE_S)
     cut_off = now - timedelta(seconds=config.retry_within_s)
     wanted: list[dict[str, Any]] = [
         _in_state(UNFINISHED),
@@ -310,7 +298,9 @@ def _num_restarts(client: SyncPrefectClient, run: FlowRun) -> int:
     if run.state is None or not run.state.is_crashed():
         return 0
     states = client.read_flow_run_states(run.id)
-    return sum(s.name == "AwaitingRetry" and (s.message or "").startswith(SWEPT) for s in states)
+    return sum(
+        s.name == "AwaitingRetry" and (s.message or "").startswith(judging.SWEPT) for s in states
+    )
 
 
 def _parents(client: SyncPrefectClient, runs: Iterable[FlowRun]) -> dict[UUID, str]:
@@ -325,9 +315,9 @@ def _parents(client: SyncPrefectClient, runs: Iterable[FlowRun]) -> dict[UUID, s
     return found
 
 
-def _state_of(run: FlowRun) -> RunState:
+def _state_of(run: FlowRun) -> judging.RunState:
     assert run.state is not None
-    return cast(RunState, run.state.type.value.lower())
+    return cast(judging.RunState, run.state.type.value.lower())
 
 
 def _age_s(run: FlowRun, now: datetime) -> float:
@@ -339,7 +329,7 @@ def _age_s(run: FlowRun, now: datetime) -> float:
     return (now - since).total_seconds()
 
 
-def _process(run: FlowRun, pids: Sequence[int]) -> ProcessState:
+def _process(run: FlowRun, pids: Sequence[int]) -> judging.ProcessState:
     if any(is_engine(pid) for pid in pids):
         return "alive"  # its labels may still be those of an earlier attempt
     if HOST not in run.labels:
@@ -356,7 +346,7 @@ def _heartbeat_age_s(client: SyncPrefectClient, run: FlowRun, now: datetime) -> 
         return None
     wanted = EventFilter.model_validate(
         {
-            "occurred": {"since": now - timedelta(seconds=2 * DAY_S)},
+            "occurred": {"since": now - timedelta(seconds=2 * judging.DAY_S)},
             "event": {"name": [HEARTBEAT]},
             "resource": {"id": [f"prefect.flow-run.{run.id}"]},
             "order": EventOrder.DESC,

@@ -300,10 +300,9 @@ class Incidents:
         """End of the latest window that was answered."""
         answered = self._mine(_results) & _results.c.answered_at.is_not(None)
         query = sa.select(_results.c.window_end).where(answered)
-        latest: datetime | None = self._execute(
+        return self._execute(
             query.order_by(_results.c.window_end.desc()).limit(1)
         ).scalar_one_or_none()
-        return latest
 
     def mark_answered(self, result_id: str) -> None:
         """Note that the result has its answer."""

@@ -21,14 +21,7 @@ from tasks.contracts.data import TaskKind
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.targets.interface import (
-    SEED,
-    Batches,
-    ConversionJob,
-    Distances,
-    ModelInputs,
-    Scores,
-)
+from tasks.conversion.targets import interface as targets
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.stats.bootstrap import LEVELS, number_days
 from tasks.stats.predicted import PredictedRows
@@ -39,19 +32,19 @@ from tasks.stats.ranked import RankedClasses, RankedRows
 class JudgedRows:
     """Rows that a program and its variants are compared on."""
 
-    batches: Batches
+    batches: targets.Batches
     """Ordinary rows, in calls of a size that every program of the kind takes."""
-    edges: Batches
+    edges: targets.Batches
     """Rows that data rarely holds, in calls of several sizes, of one row too."""
-    distances: Distances
-    change: Callable[[Scores, Scores], Metric]
+    distances: targets.Distances
+    change: Callable[[targets.Scores, targets.Scores], Metric]
     """What the metric of `batches` loses (below 0) or gains, with its 95 % interval."""
-    timing_batch: Callable[[int], ModelInputs]
+    timing_batch: Callable[[int], targets.ModelInputs]
     """Inputs of so many typical rows, to take the time of a call."""
     metric: str
     unit: str
     """Of a gap, with a space before it; empty where a gap has none."""
-    distances_of: Callable[[Scores], Distances] | None = None
+    distances_of: Callable[[targets.Scores], targets.Distances] | None = None
     """Makes `distances` of the program's answers to all of `batches`, where these give the unit: it
     is then the same for whatever is compared, edge rows and a call of a single row too."""
 
@@ -63,12 +56,12 @@ class ModelKind:
     name: str
     bounds: Mapping[str, QualityBound]
     """What a variant of each precision may change, unless the configuration says otherwise."""
-    read_calibration: Callable[[ConversionJob], Batches]
+    read_calibration: Callable[[targets.ConversionJob], targets.Batches]
     """Seeded inputs that show a quantiser the ranges of values.
 
     Raises `ConversionError` where there is nothing to calibrate on.
     """
-    read_judged: Callable[[ConversionJob], JudgedRows]
+    read_judged: Callable[[targets.ConversionJob], JudgedRows]
     """Rows to judge on. Raises `DataContractError` where they cannot judge."""
     is_transformer: bool = False
     """Quantisers then keep what attention needs in floats."""
@@ -78,14 +71,14 @@ class ModelKind:
 class LabelledRows:
     """Model inputs with what is known about each row."""
 
-    inputs: ModelInputs
+    inputs: targets.ModelInputs
     labels: NDArray[Any]
     """Whether the label is 1, bool; the number of a class; for a regression the label, float64."""
     days: NDArray[np.datetime64]
 
 
 REPLICATES = 1000
-Change = Callable[[Scores, Scores], Metric]
+Change = Callable[[targets.Scores, targets.Scores], Metric]
 
 
 def paired_change(task: TaskKind, rows: LabelledRows) -> Change:
@@ -104,17 +97,17 @@ def paired_change(task: TaskKind, rows: LabelledRows) -> Change:
         )
     day, num_days = number_days(rows.days)
     chances = np.full(num_days, 1 / num_days)
-    draws = np.random.default_rng(SEED).multinomial(num_days, chances, size=REPLICATES)
+    draws = np.random.default_rng(targets.SEED).multinomial(num_days, chances, size=REPLICATES)
     weights = np.vstack([np.ones(num_days), draws])  # of all rows, then of each draw
 
-    def qualities(scores: Scores) -> NDArray[np.float64]:
+    def qualities(scores: targets.Scores) -> NDArray[np.float64]:
         if task == "regression":
             return PredictedRows(labels, scores, None, day).measure(weights)[:, 0]
         if task == "multi-class":
             return RankedClasses(labels, scores, day, num_bins=1).auc(weights)
         return RankedRows(labels, scores, day, num_bins=1).auc(weights)
 
-    def change(source: Scores, variant: Scores) -> Metric:
+    def change(source: targets.Scores, variant: targets.Scores) -> Metric:
         changes = qualities(variant) - qualities(source)
         drawn = changes[1:][np.isfinite(changes[1:])]  # a draw whose labels do not differ has none
         low, high = np.quantile(drawn, LEVELS) if len(drawn) else (changes[0], changes[0])
@@ -127,7 +120,7 @@ def mean_interval(values: NDArray[np.float64], num_blocks: int) -> Metric:
     """Mean over the rows and its 95 % interval, from seeded draws of blocks of neighbours."""
     block = blocks_of(len(values), num_blocks)
     sums, counts = np.bincount(block, weights=values), np.bincount(block)
-    drawn = np.random.default_rng(SEED).integers(0, len(counts), (REPLICATES, len(counts)))
+    drawn = np.random.default_rng(targets.SEED).integers(0, len(counts), (REPLICATES, len(counts)))
     low, high = np.quantile(sums[drawn].sum(1) / counts[drawn].sum(1), LEVELS)
     return Metric(value=float(values.mean()), low=float(low), high=float(high))
 

@@ -7,16 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tasks.contracts import data
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.conversion import ConversionRows, SnapshotRows
-from tasks.contracts.data import (
-    AUC_NAME,
-    CATEGORY_CODE_MASK,
-    R2_NAME,
-    DatasetSchema,
-    ValidatedDataset,
-    category_code,
-)
 from tasks.conversion.config import QualityBound
 from tasks.conversion.kinds.interface import JudgedRows, LabelledRows, ModelKind, paired_change
 from tasks.conversion.targets.interface import SEED, Batches, ConversionJob, ModelInputs, Scores
@@ -32,8 +25,8 @@ def tabular_inputs(categorical: NDArray[np.int32], numeric: NDArray[np.float32])
 
 
 def read_rows(
-    dataset: ValidatedDataset,
-    columns: DatasetSchema,
+    dataset: data.ValidatedDataset,
+    columns: data.DatasetSchema,
     window: TimeWindow,
     store: ArtifactStore,
     *,
@@ -78,7 +71,7 @@ def _sample(table: pa.Table, limit: int | None) -> pa.Table:
     return table.take(np.sort(chosen))
 
 
-def _labelled(table: pa.Table, columns: DatasetSchema) -> LabelledRows:
+def _labelled(table: pa.Table, columns: data.DatasetSchema) -> LabelledRows:
     frame = table.to_pandas()
     times = frame[columns.event_time].dt.tz_convert(None).to_numpy()
     labels = frame[columns.label]
@@ -100,7 +93,7 @@ def edge_rows(typical: ModelInputs, num_rows: int) -> ModelInputs:
     rng = np.random.default_rng(SEED)
     rows = typical.repeated(num_rows)
     categorical, numeric = rows["categorical"], rows["numeric"]
-    unknown = rng.integers(1, CATEGORY_CODE_MASK, categorical.shape, dtype=np.int32)
+    unknown = rng.integers(1, data.CATEGORY_CODE_MASK, categorical.shape, dtype=np.int32)
     numeric[rng.random(numeric.shape) < 0.2] = np.nan
     numeric[rng.random(numeric.shape) < 0.05] = EXTREME
     numeric[rng.random(numeric.shape) < 0.05] = -EXTREME
@@ -115,7 +108,10 @@ def edge_rows(typical: ModelInputs, num_rows: int) -> ModelInputs:
 
 
 def category_rows(
-    typical: ModelInputs, dataset: ValidatedDataset, columns: DatasetSchema, store: ArtifactStore
+    typical: ModelInputs,
+    dataset: data.ValidatedDataset,
+    columns: data.DatasetSchema,
+    store: ArtifactStore,
 ) -> ModelInputs:
     """Ordinary rows in which every category of the snapshot occurs: test rows may lack rare ones.
 
@@ -127,7 +123,7 @@ def category_rows(
     codes = []
     for name in names:
         values = table[name].unique().to_pylist()
-        codes.append(sorted({category_code(None if v is None else str(v)) for v in values}))
+        codes.append(sorted({data.category_code(None if v is None else str(v)) for v in values}))
     rows = typical.repeated(max(map(len, codes), default=1))
     for position, column in enumerate(codes):
         rows["categorical"][:, position] = np.resize(column, rows.num_rows)
@@ -225,7 +221,7 @@ def _read_judged(job: ConversionJob) -> JudgedRows:
         distances=partial(score_distances, unit=unit, centre=centre),
         change=paired_change(columns.task, read),
         timing_batch=read.inputs.repeated,
-        metric=R2_NAME if is_number else AUC_NAME,
+        metric=data.R2_NAME if is_number else data.AUC_NAME,
         unit=UNIT if is_number else "",
     )
 

@@ -22,25 +22,8 @@ from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import QualityBound
-from tasks.conversion.kinds.interface import (
-    Change,
-    JudgedRows,
-    LabelledRows,
-    ModelKind,
-    blocks_of,
-    mean_interval,
-    paired_change,
-)
-from tasks.conversion.targets.interface import (
-    SEED,
-    Array,
-    Batches,
-    ConversionJob,
-    Distances,
-    FloatArray,
-    ModelInputs,
-    Scores,
-)
+from tasks.conversion.kinds import interface as kinds
+from tasks.conversion.targets import interface as targets
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 
 LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
@@ -48,7 +31,7 @@ EDGE_ROWS = 64
 EDGE_CALLS = (1, 2, 7, 64)
 
 
-def read_inputs(table: pa.Table, signature: Signature) -> ModelInputs:
+def read_inputs(table: pa.Table, signature: Signature) -> targets.ModelInputs:
     """The inputs of a signature from the columns of a table, same rows in the same order.
 
     A column bears the name of its input and holds what one row of it is: a number, or a list, as
@@ -58,7 +41,7 @@ def read_inputs(table: pa.Table, signature: Signature) -> ModelInputs:
     Raises:
         DataContractError: a column is absent, has nulls, is no number, or another shape.
     """
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, targets.Array] = {}
     axes: dict[str, int] = {}
     for spec in signature.inputs:
         array = _array_of(table, spec)
@@ -71,10 +54,10 @@ def read_inputs(table: pa.Table, signature: Signature) -> ModelInputs:
                     f"program takes {list(spec.shape[1:])} ({dict(signature.largest)} at most)"
                 )
         arrays[spec.name] = array
-    return ModelInputs(arrays)
+    return targets.ModelInputs(arrays)
 
 
-def _array_of(table: pa.Table, spec: TensorSpec) -> Array:
+def _array_of(table: pa.Table, spec: TensorSpec) -> targets.Array:
     """The column of an input in the program's type; whole numbers are not made of others."""
     inner = spec.shape[1:]
     if spec.columns and set(spec.columns) <= set(table.column_names):
@@ -127,7 +110,7 @@ def _numbers(table: pa.Table, name: str) -> tuple[NDArray[np.generic], tuple[int
     return column.to_numpy(zero_copy_only=False), tuple(lengths)
 
 
-def edge_calls(inputs: ModelInputs, most_rows: int) -> tuple[ModelInputs, ...]:
+def edge_calls(inputs: targets.ModelInputs, most_rows: int) -> tuple[targets.ModelInputs, ...]:
     """Rows that data rarely holds, in calls of several sizes.
 
     The least and the greatest value of each place, places of different rows put together, and the
@@ -137,13 +120,13 @@ def edge_calls(inputs: ModelInputs, most_rows: int) -> tuple[ModelInputs, ...]:
         inputs: ordinary rows.
         most_rows: of a call.
     """
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(targets.SEED)
     mixed = {name: _mixed(array, rng) for name, array in inputs.items()}
-    rows = ModelInputs(mixed)
+    rows = targets.ModelInputs(mixed)
     return tuple(rows.block(0, size) for size in EDGE_CALLS if size <= most_rows)
 
 
-def _mixed(array: Array, rng: np.random.Generator) -> Array:
+def _mixed(array: targets.Array, rng: np.random.Generator) -> targets.Array:
     flat = array.reshape(len(array), -1)
     rows = rng.integers(0, len(flat), (EDGE_ROWS, flat.shape[1]))
     made = np.take_along_axis(flat, rows, axis=0)
@@ -172,7 +155,7 @@ BOUNDS = {
 }
 
 
-def spread_of(answers: Scores, apart: bool) -> FloatArray:
+def spread_of(answers: targets.Scores, apart: bool) -> targets.FloatArray:
     """Standard deviation of each answer over the rows: the unit of its gaps.
 
     Args:
@@ -183,7 +166,7 @@ def spread_of(answers: Scores, apart: bool) -> FloatArray:
     Returns:
         One figure for each answer of a row, 1 where the program gives all rows the same.
     """
-    spread: FloatArray = answers.astype(np.float64).std(axis=0)
+    spread: targets.FloatArray = answers.astype(np.float64).std(axis=0)
     if apart:
         unit = np.maximum(spread, LEAST_SPREAD * spread.max(initial=0.0))
     else:
@@ -192,30 +175,30 @@ def spread_of(answers: Scores, apart: bool) -> FloatArray:
 
 
 def spread_distances(
-    reference: Scores, converted: Scores, unit: FloatArray | None = None
-) -> FloatArray:
+    reference: targets.Scores, converted: targets.Scores, unit: targets.FloatArray | None = None
+) -> targets.FloatArray:
     """Largest difference of each row's answers, each in its unit; see `spread_of`.
 
     Without a unit in standard deviations of these very rows.
     """
     unit = spread_of(reference, apart=True) if unit is None else unit
     gaps = np.abs(reference.astype(np.float64) - converted) / unit
-    furthest: FloatArray = gaps.reshape(len(reference), -1).max(axis=1)
+    furthest: targets.FloatArray = gaps.reshape(len(reference), -1).max(axis=1)
     return furthest
 
 
-def _distances(answers: Scores, apart: bool) -> Distances:
+def _distances(answers: targets.Scores, apart: bool) -> targets.Distances:
     return partial(spread_distances, unit=spread_of(answers, apart))
 
 
-def _classes(scores: Scores) -> NDArray[np.int64]:
+def _classes(scores: targets.Scores) -> NDArray[np.int64]:
     greatest: NDArray[np.int64] = scores.reshape(len(scores), -1).argmax(axis=1)
     return greatest
 
 
 def _metric(
-    program: RegisteredProgram, judged: ModelInputs, labels: NDArray[np.generic] | None
-) -> tuple[str, Change]:
+    program: RegisteredProgram, judged: targets.ModelInputs, labels: NDArray[np.generic] | None
+) -> tuple[str, kinds.Change]:
     """Name of the metric, and what a variant changes of it.
 
     Several answers a row are classes, of which the greatest is the choice. Without labels it counts
@@ -228,45 +211,45 @@ def _metric(
             "expected the number of each row's class, from 0"
         )
 
-    def accuracy(source: Scores, variant: Scores) -> Metric:
+    def accuracy(source: targets.Scores, variant: targets.Scores) -> Metric:
         right = _classes(source) if labels is None else labels
-        return mean_interval(
+        return kinds.mean_interval(
             (_classes(variant) == right) - 1.0 * (_classes(source) == right), BLOCKS
         )
 
-    def explained(source: Scores, variant: Scores) -> Metric:
+    def explained(source: targets.Scores, variant: targets.Scores) -> Metric:
         exact = source.astype(np.float64)  # a spread beside a large offset is lost in 32 bits
         errors = ((exact - variant) ** 2).reshape(len(source), -1).sum(axis=1)
-        return mean_interval(-errors / (float(exact.var(axis=0).sum()) or 1.0), BLOCKS)
+        return kinds.mean_interval(-errors / (float(exact.var(axis=0).sum()) or 1.0), BLOCKS)
 
     if has_classes or labels is None:
         name = AGREEMENT_NAME if labels is None else ACCURACY_NAME
         return name, accuracy if has_classes else explained
     is_binary = set(np.unique(labels).tolist()) <= {0, 1}
-    paired = paired_change(
+    paired = kinds.paired_change(
         "classification" if is_binary else "regression",
-        LabelledRows(
+        kinds.LabelledRows(
             inputs=judged,
             labels=labels == 1 if is_binary else labels.astype(np.float64),
-            days=blocks_of(len(labels), BLOCKS).astype("datetime64[D]"),
+            days=kinds.blocks_of(len(labels), BLOCKS).astype("datetime64[D]"),
         ),
     )
     name = AUC_NAME if is_binary else R2_NAME
     return name, lambda source, variant: paired(source.reshape(-1), variant.reshape(-1))
 
 
-def _read_calibration(job: ConversionJob) -> Batches:
+def _read_calibration(job: targets.ConversionJob) -> targets.Batches:
     try:
         inputs, _ = _read(job, "calibration")
     except DataContractError as exc:
         raise ConversionError(f"there is nothing to calibrate INT8 on: {exc}") from exc
     count = min(job.config.calibration_rows, inputs.num_rows)
-    chosen = np.random.default_rng(SEED).choice(inputs.num_rows, count, replace=False)
-    sample = ModelInputs({name: array[np.sort(chosen)] for name, array in inputs.items()})
+    chosen = np.random.default_rng(targets.SEED).choice(inputs.num_rows, count, replace=False)
+    sample = targets.ModelInputs({name: array[np.sort(chosen)] for name, array in inputs.items()})
     return tuple(sample.blocks(min(CALL_ROWS, most_rows_of(job.program.signature))))
 
 
-def _read_judged(job: ConversionJob) -> JudgedRows:
+def _read_judged(job: targets.ConversionJob) -> kinds.JudgedRows:
     inputs, labels = _read(job, "judged")
     if inputs.num_rows < FEWEST_JUDGED:
         raise DataContractError(
@@ -280,7 +263,7 @@ def _read_judged(job: ConversionJob) -> JudgedRows:
             "name smaller ones in conversion.batch_sizes"
         )
     name, change = _metric(job.program, inputs, labels)
-    return JudgedRows(
+    return kinds.JudgedRows(
         batches=tuple(inputs.blocks(min(CALL_ROWS, most_rows))),
         edges=edge_calls(inputs, most_rows),
         distances=spread_distances,
@@ -292,7 +275,9 @@ def _read_judged(job: ConversionJob) -> JudgedRows:
     )
 
 
-def _read(job: ConversionJob, part: str) -> tuple[ModelInputs, NDArray[np.generic] | None]:
+def _read(
+    job: targets.ConversionJob, part: str
+) -> tuple[targets.ModelInputs, NDArray[np.generic] | None]:
     """Inputs of one part of the rows, and their labels where the file has them."""
     rows = job.rows
     if not isinstance(rows, PreparedRows):
@@ -313,6 +298,6 @@ def _read(job: ConversionJob, part: str) -> tuple[ModelInputs, NDArray[np.generi
     return read_inputs(table, job.program.signature), found
 
 
-TENSORS = ModelKind(
+TENSORS = kinds.ModelKind(
     name="tensors", bounds=BOUNDS, read_calibration=_read_calibration, read_judged=_read_judged
 )

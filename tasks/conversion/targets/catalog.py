@@ -15,67 +15,46 @@ from tasks.kernel.errors import ConfigurationError
 class Format:
     """A file format and a precision."""
 
-    name: str
     file_format: str
     precision: str
     hardware: tuple[str, ...]
     """Kinds of machine it is built for: it is timed, and may be accepted, on these alone."""
     made_from: tuple[str, ...] = ()
-    needs_calibration: bool = False
-    settings: tuple[str, ...] = ()
-    """Fields of `ConversionConfig` that decide the files."""
     packages: tuple[str, ...] = ()
     """Packages whose version decides the files."""
+    settings: tuple[str, ...] = ()
+    """Fields of `ConversionConfig` that decide the files."""
+
+    @property
+    def name(self) -> str:
+        """As in `onnx-fp32`."""
+        return f"{self.file_format}-{self.precision}"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it is built with rows that show it the range of its values."""
+        return "calibration_rows" in self.settings
 
     def is_for(self, hardware_class: str) -> bool:
         """Whether it is built for machines of this class; `cpu-arm` is a `cpu`."""
         return kind_of(hardware_class) in self.hardware
 
 
-_CALIBRATED = ("calibration_rows",)
-_ENGINE = ("batch_sizes",)
+CPU, GPU, ANY = ("cpu",), ("gpu",), ("cpu", "gpu")
+ONNX, OPENVINO, NNCF = ("onnx", "onnxruntime"), ("openvino",), ("openvino", "nncf")
+CALIBRATED, ENGINE = ("calibration_rows",), ("batch_sizes",)
 
 # From simple to complex: each is compared with, and made from, earlier ones only.
 FORMATS = (
-    Format(
-        *("onnx-fp32", "onnx", "fp32", ("cpu", "gpu")), packages=("torch", "onnx", "onnxscript")
-    ),
-    Format(
-        *("openvino-fp32", "openvino", "fp32", ("cpu",)),
-        made_from=("onnx-fp32",),
-        packages=("openvino",),
-    ),
+    Format("onnx", "fp32", ANY, packages=("torch", "onnx", "onnxscript")),
+    Format("openvino", "fp32", CPU, ("onnx-fp32",), OPENVINO),
     # The file holds 32-bit weights; OpenVINO rounds them when it loads it.
-    Format(
-        *("openvino-bf16", "openvino", "bf16", ("cpu",)),
-        made_from=("onnx-fp32",),
-        packages=("openvino",),
-    ),
-    Format(
-        *("onnx-int8", "onnx", "int8", ("cpu", "gpu")),
-        made_from=("onnx-fp32",),
-        needs_calibration=True,
-        settings=_CALIBRATED,
-        packages=("onnx", "onnxruntime"),
-    ),
-    Format(
-        *("openvino-int8", "openvino", "int8", ("cpu",)),
-        made_from=("openvino-fp32",),
-        needs_calibration=True,
-        settings=_CALIBRATED,
-        packages=("openvino", "nncf"),
-    ),
-    Format(
-        *("onnx-fp16", "onnx", "fp16", ("gpu",)),
-        made_from=("onnx-fp32",),
-        packages=("onnx", "onnxruntime"),
-    ),
-    Format(
-        *("tensorrt-fp16", "tensorrt", "fp16", ("gpu",)), made_from=("onnx-fp16",), settings=_ENGINE
-    ),
-    Format(
-        *("tensorrt-int8", "tensorrt", "int8", ("gpu",)), made_from=("onnx-int8",), settings=_ENGINE
-    ),
+    Format("openvino", "bf16", CPU, ("onnx-fp32",), OPENVINO),
+    Format("onnx", "int8", ANY, ("onnx-fp32",), ONNX, CALIBRATED),
+    Format("openvino", "int8", CPU, ("openvino-fp32",), NNCF, CALIBRATED),
+    Format("onnx", "fp16", GPU, ("onnx-fp32",), ONNX),
+    Format("tensorrt", "fp16", GPU, ("onnx-fp16",), settings=ENGINE),
+    Format("tensorrt", "int8", GPU, ("onnx-int8",), settings=ENGINE),
 )
 FORMAT = {one.name: one for one in FORMATS}
 PRECISIONS = tuple(dict.fromkeys(one.precision for one in FORMATS))

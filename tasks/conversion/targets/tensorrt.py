@@ -11,15 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasks.contracts.conversion import BATCH_AXIS, Signature
+from tasks.conversion.targets import interface
 from tasks.conversion.targets.catalog import Format
-from tasks.conversion.targets.interface import (
-    Array,
-    BuildRequest,
-    Float32Array,
-    LoadedModel,
-    Runtime,
-    loaded,
-)
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.kernel.errors import ArtifactError, ConversionError
 
@@ -81,7 +74,7 @@ def read_provenance(folder: Path) -> dict[str, str]:
     return facts
 
 
-def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
+def build(made: Format, request: interface.BuildRequest, folder: Path) -> dict[str, str]:
     """Build the engine of the ONNX variant, in the precision that its file has.
 
     Raises:
@@ -206,7 +199,9 @@ def _refused(what: str, errors: list[str]) -> ConversionError:
     )
 
 
-def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+def load(
+    made: Format, folder: Path, signature: Signature, runtime: interface.Runtime
+) -> interface.LoadedModel:
     """Load an engine onto the device.
 
     Raises:
@@ -234,7 +229,7 @@ def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> 
     check_tensors(trt, engine, signature)
     score = _Execution(host, engine, signature, int(facts["engine_rows"]))
     settings = {"runtime": f"tensorrt {here['tensorrt']}", "provider": "TensorRT", **here}
-    return loaded(start, score, signature, settings, {})
+    return interface.loaded(start, score, signature, settings, {})
 
 
 def check_tensors(trt: Any, engine: Any, signature: Signature) -> None:
@@ -274,7 +269,7 @@ class _Execution:
         self._output, self._most_rows = signature.output, most_rows
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, arrays: dict[str, Array]) -> Float32Array:
+    def __call__(self, arrays: dict[str, interface.Array]) -> interface.Float32Array:
         rows, most = len(next(iter(arrays.values()))), self._most_rows
         answers = [
             self._run({name: array[start : start + most] for name, array in arrays.items()})
@@ -282,7 +277,7 @@ class _Execution:
         ]
         return np.concatenate(answers)
 
-    def _run(self, arrays: dict[str, Array]) -> Float32Array:
+    def _run(self, arrays: dict[str, interface.Array]) -> interface.Float32Array:
         import torch
 
         with torch.cuda.stream(self._stream):
@@ -296,5 +291,5 @@ class _Execution:
             if not self._context.execute_async_v3(self._stream.cuda_stream):
                 shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
                 raise ConversionError(f"TensorRT did not run the engine on inputs of {shapes}")
-            answers: Float32Array = result.cpu().numpy()  # waits for the stream
+            answers: interface.Float32Array = result.cpu().numpy()  # waits for the stream
         return answers

@@ -15,15 +15,7 @@ from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.drift import DayErrors, DriftReport, FeatureDrift
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.config import DriftConfig
-from tasks.evaluation.drift.faults import (
-    UnitGuess,
-    find_frozen,
-    find_missing,
-    find_unit_change,
-    find_unseen,
-    judge_guesses,
-    largest_day_step,
-)
+from tasks.evaluation.drift import faults as fault_rules
 from tasks.evaluation.drift.newest import describe as describe_newest
 from tasks.evaluation.drift.newest import find_sudden
 from tasks.evaluation.drift.result import decide, explain, performance_change
@@ -215,7 +207,7 @@ def compare_features(
         for column, change in zip(examined, changes, strict=True)
     )
     guesses = {column.name: column.guess for column in examined if column.guess is not None}
-    converted, remarks = judge_guesses(guesses, with_unit)
+    converted, remarks = fault_rules.judge_guesses(guesses, with_unit)
     faults = [f"{column.name}: {fault}" for column in examined for fault in column.faults]
     return SeenFeatures(
         features=features,
@@ -292,14 +284,16 @@ class ExaminedColumn:
     name: str
     histogram: Histogram
     faults: tuple[str, ...]
-    guess: UnitGuess | None = None
+    guess: fault_rules.UnitGuess | None = None
 
 
 def examine_numbers(name: str, windows: Windows) -> ExaminedColumn:
     """Count a numeric column; look for another unit and for a value that never changes."""
     before, now = windows.reference.numbers(name), windows.current.numbers(name)
     lead_in = [] if windows.lead_in is None else [windows.lead_in.numbers(name)]
-    guess = find_unit_change(largest_day_step(before), largest_day_step(*lead_in, now))
+    guess = fault_rules.find_unit_change(
+        fault_rules.largest_day_step(before), fault_rules.largest_day_step(*lead_in, now)
+    )
     histogram = count_numbers(before, now)
     return _examined(name, histogram, windows, before.values, now.values, guess)
 
@@ -318,8 +312,8 @@ def _examined(
     windows: Windows,
     before: Float64Array,
     now: Float64Array,
-    guess: UnitGuess | None = None,
+    guess: fault_rules.UnitGuess | None = None,
 ) -> ExaminedColumn:
-    frozen = find_frozen((windows.reference, before), (windows.current, now))
-    found = (find_unseen(histogram), frozen, find_missing(histogram))
+    frozen = fault_rules.find_frozen((windows.reference, before), (windows.current, now))
+    found = (fault_rules.find_unseen(histogram), frozen, fault_rules.find_missing(histogram))
     return ExaminedColumn(name, histogram, tuple(fault for fault in found if fault), guess)

@@ -8,14 +8,13 @@ reference), and adds up what all days since the reference say; see `tasks.stats.
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.drift import DayErrors, SlowChange
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.config import DriftConfig
 from tasks.evaluation.drift.window import Float64Array
-from tasks.evaluation.scoring import SCORE, utc_times
+from tasks.evaluation.scoring import SCORE, labelled, utc_times
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import number_days
 from tasks.stats.ranked import LOWEST_PROBABILITY
@@ -38,11 +37,7 @@ def score_days(
     """
     if columns.classes:
         return ()
-    names = [columns.event_time, columns.label, SCORE]
-    rows = pq.read_table(store.path(scored.scores), columns=names).to_pandas()
-    time, window = rows[columns.event_time], scored.window
-    inside = (time >= window.start) & (time < window.end)  # the file may hold later rows too
-    rows = rows[inside & rows[columns.label].notna()]
+    rows = labelled(scored, columns, store)
     times = utc_times(rows, columns.event_time)
     score, label = (rows[name].to_numpy(np.float64) for name in (SCORE, columns.label))
     parts = error_parts(label, score, columns.task == "classification")

@@ -177,9 +177,7 @@ def _count_ranked(numbers: Numbers, cuts: Float64Array) -> Float64Array:
     edges = np.searchsorted(numbers.ranked, cuts, side="left")
     sizes = np.diff(edges, prepend=0, append=len(numbers.ranked))
     bins = np.repeat(np.arange(1, num_bins), sizes)
-    cells = numbers.ranked_days * np.intp(num_bins) + bins
-    counts = np.bincount(cells, minlength=window.num_days * num_bins).astype(np.float64)
-    by_day = counts.reshape(window.num_days, num_bins)
+    by_day = _count_by_day(window.num_days, numbers.ranked_days, bins, num_bins)
     rows = np.bincount(window.days, minlength=window.num_days)
     by_day[:, MISSING_BIN] = rows - by_day.sum(axis=1)
     return by_day
@@ -200,14 +198,17 @@ def count_categories(
 
     def count(window: WindowColumns, column: Categories) -> Float64Array:
         numbers = column.numbered(bins, default=other + 1)
-        return _count_by_day(window, np.nan_to_num(numbers, nan=MISSING_BIN), other + 2)
+        bins_of_rows = np.nan_to_num(numbers, nan=MISSING_BIN)
+        return _count_by_day(window.num_days, window.days, bins_of_rows, other + 2)
 
     counts = count(*current)
     unseen = float(counts[:, other + 1].sum() / counts.sum())
     return Histogram(count(*reference), counts, False, np.arange(other + 2), unseen)
 
 
-def _count_by_day(window: WindowColumns, bins: NDArray[Any], num_bins: int) -> Float64Array:
-    cells = window.days * num_bins + bins.astype(np.intp)
-    counts = np.bincount(cells, minlength=window.num_days * num_bins)
-    return counts.astype(np.float64).reshape(window.num_days, num_bins)
+def _count_by_day(
+    num_days: int, days: NDArray[Any], bins: NDArray[Any], num_bins: int
+) -> Float64Array:
+    cells = days * np.intp(num_bins) + bins.astype(np.intp)
+    counts = np.bincount(cells, minlength=num_days * num_bins)
+    return counts.astype(np.float64).reshape(num_days, num_bins)

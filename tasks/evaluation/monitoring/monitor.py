@@ -13,18 +13,7 @@ import pandas as pd
 from tasks.contracts import data
 from tasks.contracts.base import Artifact, Contract, TimeWindow
 from tasks.evaluation.config import MonitoringConfig
-from tasks.evaluation.monitoring.alerts import (
-    MIN_ENTITY_SHARE,
-    AlertEvent,
-    WindowDrift,
-    append_alerts,
-    day_alerts,
-    drift_alerts,
-    entity_alerts,
-    grouped,
-    measure_drift,
-    null_alerts,
-)
+from tasks.evaluation.monitoring import alerts as alerting
 from tasks.evaluation.monitoring.statistics import DAY, ViewTable
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
@@ -49,11 +38,11 @@ class _Seen:
     table: ViewTable
     days: pd.DataFrame
     feature_days: pd.DataFrame
-    drift: list[WindowDrift]
-    alerts: list[AlertEvent]
+    drift: list[alerting.WindowDrift]
+    alerts: list[alerting.AlertEvent]
 
     @property
-    def newest(self) -> list[WindowDrift]:
+    def newest(self) -> list[alerting.WindowDrift]:
         """Drift in the newest window."""
         last = max((d.end_day for d in self.drift), default=0)
         return [d for d in self.drift if d.end_day == last]
@@ -112,7 +101,7 @@ def find_alerts(
     view_keys: Mapping[str, Sequence[str]],
     config: MonitoringConfig,
     store: ArtifactStore,
-) -> tuple[AlertEvent, ...]:
+) -> tuple[alerting.AlertEvent, ...]:
     """What monitoring each day of a stretch would raise, in order of time; nothing is kept.
 
     Args:
@@ -156,17 +145,20 @@ def _measure(
     usual = usual[np.isfinite(usual["age_hours"])]  # days before the first row are of no baseline
     if (usual["num_rows"] > 0).sum() >= 2 * length:
         seen.drift.extend(_drift(table, window, baseline, length, daily=daily))
-        seen.alerts.extend(day_alerts(table.name, usual, days))
-        ages = (table.entity_ages(each, baseline, MIN_ENTITY_SHARE) for each in (baseline, window))
-        seen.alerts.extend(entity_alerts(table.name, *ages))
-        seen.alerts.extend(null_alerts(table.name, table.feature_days(baseline), features))
-        seen.alerts.extend(drift_alerts(table.name, window.start, seen.drift, length))
+        seen.alerts.extend(alerting.day_alerts(table.name, usual, days))
+        ages = (
+            table.entity_ages(each, baseline, alerting.MIN_ENTITY_SHARE)
+            for each in (baseline, window)
+        )
+        seen.alerts.extend(alerting.entity_alerts(table.name, *ages))
+        seen.alerts.extend(alerting.null_alerts(table.name, table.feature_days(baseline), features))
+        seen.alerts.extend(alerting.drift_alerts(table.name, window.start, seen.drift, length))
     return seen
 
 
 def _drift(
     table: ViewTable, window: TimeWindow, baseline: TimeWindow, length: int, *, daily: bool
-) -> list[WindowDrift]:
+) -> list[alerting.WindowDrift]:
     """Drift of windows that end with the window, each a step before the next.
 
     A long window is walked in steps of whole windows, a short one day by day; the window before it
@@ -178,7 +170,7 @@ def _drift(
     first = math.ceil((baseline.start - window.start) / DAY)
     after = math.floor((baseline.end - window.start) / DAY)
     ends = range(num_days, -step, -step)
-    return measure_drift(
+    return alerting.measure_drift(
         table.binned(read, baseline, window.start), (first, after), ends[::-1], length
     )
 
@@ -197,9 +189,9 @@ def _summary(
         features=tuple(
             _feature(d, s) for d, s in sorted(newest, key=lambda pair: -pair[0].psi)[:MOST_FEATURES]
         ),
-        alerts=grouped(alerts),
-        num_new_alerts=append_alerts(home, alerts),
-        stale=grouped([alert for alert in alerts if alert.kind == "freshness"]),
+        alerts=alerting.grouped(alerts),
+        num_new_alerts=alerting.append_alerts(home, alerts),
+        stale=alerting.grouped([alert for alert in alerts if alert.kind == "freshness"]),
     )
 
 
@@ -218,7 +210,7 @@ def _view(seen: _Seen) -> data.MonitoredView:
     )
 
 
-def _feature(drift: WindowDrift, seen: _Seen) -> data.MonitoredFeature:
+def _feature(drift: alerting.WindowDrift, seen: _Seen) -> data.MonitoredFeature:
     """A number with its values, in at most `MOST_PERIODS` groups of days of equal length."""
     days = seen.feature_days[seen.feature_days["feature"] == drift.feature]
     length = max(1, math.ceil(len(days) / MOST_PERIODS))

@@ -224,8 +224,7 @@ def _earlier_in_table(
 
 
 def _inside(times: pd.Series[Any], window: TimeWindow) -> Mask:
-    inside: Mask = ((times >= window.start) & (times < window.end)).to_numpy()
-    return inside
+    return ((times >= window.start) & (times < window.end)).to_numpy()
 
 
 def _text_bins(values: pd.Series[Any], train: Mask) -> NDArray[np.intp]:

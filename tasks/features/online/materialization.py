@@ -16,8 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 from feast import FeatureStore, FeatureView
 from feast.feature_store import tqdm
-from feast.infra.key_encoding_utils import deserialize_entity_key
-from feast.type_map import feast_value_type_to_python_type
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
@@ -27,21 +25,13 @@ from tasks.features.access.store import apply_definitions, open_store, quiet, ta
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name
 from tasks.features.offline.source import source_name
+from tasks.features.online.backend import key_values
 from tasks.features.online.newer_wins import NewerWinsOnlineStore, Removal
 from tasks.features.online.plan import KeyGroup
 from tasks.features.online.vector_engine import BEGINNING, VectorComputeEngine
+from tasks.features.tables import ledger as ledgers
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pinned_views
-from tasks.features.tables.ledger import (
-    Ledger,
-    definitions_digest,
-    load_ledger,
-    new_token,
-    online_views,
-    read_token,
-    write_ledger,
-    write_token,
-)
 from tasks.governance.erasure import Theirs
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, WindowError
 from tasks.kernel.settings import Settings
@@ -74,10 +64,10 @@ def materialize(
     """
     _check_window(window)
     home, repo = settings.features_home, settings.feature_repo
-    done = online_views(tables, window, home, repo)
+    done = ledgers.online_views(tables, window, home, repo)
     if done is not None:
         return done
-    ledger, token = load_ledger(home), read_token(home, repo)
+    ledger, token = ledgers.load_ledger(home), ledgers.read_token(home, repo)
     present = ledger is not None and token == ledger.token
     feast = open_store(home, repo, features_folder(tables, settings.store))
     apply_definitions(feast, again=not present)
@@ -96,15 +86,17 @@ def materialize(
     last = until - timedelta(microseconds=1)
     write_earlier_versions(feast, since, last, config.earlier_versions)
     versions.publish_services(feast)  # before the ledger: a run killed in between does it again
-    token = read_token(home, repo)
+    token = ledgers.read_token(home, repo)
     if token is None:  # a store of nobody: two installations that share one keep the first token
-        token = new_token()
-        write_token(home, repo, token)
-    write_ledger(tables, repo, written, home, token)
+        token = ledgers.new_token()
+        ledgers.write_token(home, repo, token)
+    ledgers.write_ledger(tables, repo, written, home, token)
     return written
 
 
-def _changed_since(tables: FeatureTables, window: TimeWindow, ledger: Ledger | None) -> datetime:
+def _changed_since(
+    tables: FeatureTables, window: TimeWindow, ledger: ledgers.Ledger | None
+) -> datetime:
     """Start of the first window whose rows are not those that were materialized last.
 
     A refresh may have been published and killed before it was materialized.
@@ -116,7 +108,7 @@ def _changed_since(tables: FeatureTables, window: TimeWindow, ledger: Ledger | N
 
 
 def _reach(
-    tables: FeatureTables, window: TimeWindow, ledger: Ledger | None, token: int | None
+    tables: FeatureTables, window: TimeWindow, ledger: ledgers.Ledger | None, token: int | None
 ) -> datetime:
     """The moment up to which to write, so that nothing online is newer than the watermark.
 
@@ -129,13 +121,13 @@ def _reach(
     return max(ends)
 
 
-def _holds_these_views(ledger: Ledger, feast: FeatureStore, repo: Path) -> bool:
+def _holds_these_views(ledger: ledgers.Ledger, feast: FeatureStore, repo: Path) -> bool:
     """True where what was materialized are the versions of the views that are active now.
 
     Definitions that were taken back after a refused run are the same again, as other versions.
     """
     written = {view.name: view.version for view in ledger.views}
-    return ledger.definitions == definitions_digest(repo) and all(
+    return ledger.definitions == ledgers.definitions_digest(repo) and all(
         written.get(view.name) == (view.current_version_number or 0)
         for view in feast.list_feature_views()
         if view.online
@@ -295,7 +287,7 @@ def rebuild_views(
         FeatureStoreError: nothing is online yet.
     """
     home = settings.features_home
-    ledger = load_ledger(home)
+    ledger = ledgers.load_ledger(home)
     if ledger is None:
         raise FeatureStoreError(
             "nothing is known of what is online; run the feature refresh, which then writes all of "
@@ -387,9 +379,7 @@ def forget_entities(theirs: Theirs, settings: Settings, *, count_only: bool) -> 
 
 def spelled_key(key: bytes) -> dict[str, str]:
     """Join keys of a serialized entity key and their values."""
-    found = deserialize_entity_key(key, 3)
-    values = (feast_value_type_to_python_type(value) for value in found.entity_values)
-    return {name: str(value) for name, value in zip(found.join_keys, values, strict=True)}
+    return {name: str(value) for name, value in key_values(key).items()}
 
 
 def _provider(feast: FeatureStore) -> AuditedProvider:

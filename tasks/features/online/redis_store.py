@@ -33,17 +33,7 @@ from redis.exceptions import BusyLoadingError, NoScriptError, RedisError
 from redis.exceptions import ConnectionError as ConnectionLostError
 from redis.exceptions import TimeoutError as NoAnswerError
 
-from tasks.features.online import newer_wins
-from tasks.features.online.encoding import (
-    BINARY,
-    NO_TIME,
-    EncodedRows,
-    constant,
-    contents,
-    encode_timestamps,
-    fixed,
-    join_parts,
-)
+from tasks.features.online import encoding, newer_wins
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
 SCANNED_KEYS = 1000
@@ -94,7 +84,7 @@ class NewerWinsRedisOnlineStore(newer_wins.NewerWinsOnlineStore, RedisOnlineStor
         self,
         config: RepoConfig,
         table: FeatureView,
-        batches: Iterable[EncodedRows],
+        batches: Iterable[encoding.EncodedRows],
         origin: newer_wins.Origin = newer_wins.PUSHED,
     ) -> int:
         """As `NewerWinsOnlineStore.write_rows`; writing again changes nothing twice.
@@ -109,11 +99,11 @@ class NewerWinsRedisOnlineStore(newer_wins.NewerWinsOnlineStore, RedisOnlineStor
         ):
             for rows in newer_wins.checked(table.name, batches):
                 target = _target(config, name, rows.features, origin)
-                keys = join_parts([rows.keys, constant(target.suffix)], len(rows))
+                keys = encoding.join_parts([rows.keys, encoding.constant(target.suffix)], len(rows))
                 parts = _bulk(_stored_times(rows, origin))
                 for feature in rows.features.values():
                     parts += _bulk(feature.cells)
-                values = join_parts(parts, len(rows))
+                values = encoding.join_parts(parts, len(rows))
                 if node_of_slot is None:
                     connections[0].send(*_grouped(target, keys, values, GROUP_ROWS))
                     continue
@@ -243,17 +233,17 @@ def _nodes(client: Redis | RedisCluster) -> list[Any]:
     return [client.get_redis_connection(node) for node in primaries]
 
 
-def _stored_times(rows: EncodedRows, origin: newer_wins.Origin) -> pa.LargeBinaryArray:
+def _stored_times(rows: encoding.EncodedRows, origin: newer_wins.Origin) -> pa.LargeBinaryArray:
     """Feast's event time, a protobuf `Timestamp`, and behind it two fields that Feast passes over.
 
     Field 3 is `created` in microseconds, where there is one; field 4 the origin.
     """
-    parts: list[pa.Array | pa.Scalar] = [encode_timestamps(rows.events_us)]
+    parts: list[pa.Array | pa.Scalar] = [encoding.encode_timestamps(rows.events_us)]
     if rows.created_us is not None:
-        known = rows.created_us != NO_TIME
-        parts.append(fixed(CREATED_TAG, rows.created_us, None if known.all() else known))
-    return join_parts(
-        [*parts, constant(ORIGIN_TAG + struct.pack("<q", origin.began_us))], len(rows)
+        known = rows.created_us != encoding.NO_TIME
+        parts.append(encoding.fixed(CREATED_TAG, rows.created_us, None if known.all() else known))
+    return encoding.join_parts(
+        [*parts, encoding.constant(ORIGIN_TAG + struct.pack("<q", origin.began_us))], len(rows)
     )
 
 
@@ -313,8 +303,8 @@ def _grouped(
     target: _Target, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, num_rows: int
 ) -> tuple[list[Any], int]:
     """Commands of up to `num_rows` entities each, and their number."""
-    key_ends, key_data = contents(join_parts(_bulk(keys), len(keys)))
-    value_ends, value_data = contents(values)
+    key_ends, key_data = encoding.contents(encoding.join_parts(_bulk(keys), len(keys)))
+    value_ends, value_data = encoding.contents(values)
     key_bytes, value_bytes = memoryview(key_data.data), memoryview(value_data.data)
     fields = _fields(target)
     data: list[bytes | memoryview] = []
@@ -351,9 +341,15 @@ def _bulk(array: pa.LargeBinaryArray) -> list[pa.Array | pa.Scalar]:
     lengths = pc.binary_length(array)
     shortest, longest = (pc.min_max(lengths)[name].as_py() for name in ("min", "max"))
     if shortest == longest:
-        return [constant(b"$%d\r\n" % longest), array, constant(b"\r\n")]
-    digits = pc.cast(pc.cast(lengths, pa.large_string()), BINARY)
-    return [constant(b"$"), digits, constant(b"\r\n"), array, constant(b"\r\n")]
+        return [encoding.constant(b"$%d\r\n" % longest), array, encoding.constant(b"\r\n")]
+    digits = pc.cast(pc.cast(lengths, pa.large_string()), encoding.BINARY)
+    return [
+        encoding.constant(b"$"),
+        digits,
+        encoding.constant(b"\r\n"),
+        array,
+        encoding.constant(b"\r\n"),
+    ]
 
 
 @contextmanager

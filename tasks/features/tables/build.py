@@ -39,12 +39,7 @@ from tasks.features.offline.duck import (
     sql_text,
 )
 from tasks.features.offline.spark_tables import SparkTables
-from tasks.kernel.errors import (
-    ArtifactError,
-    ConfigurationError,
-    DataContractError,
-    refused_writes_explained,
-)
+from tasks.kernel import errors
 from tasks.kernel.files import flush_to_disk
 from tasks.kernel.settings import ArtifactStore, StagedFolder, bring, code_digest, content_key, put
 
@@ -65,7 +60,7 @@ def check_computed(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: 
     check_columns(table, [row[0] for row in con.execute("DESCRIBE computed").fetchall()])
     _check_keys(con, table)
     if endless := endless_numbers(con, "computed", table.unbounded):
-        raise DataContractError(
+        raise errors.DataContractError(
             f"feature table {table.name}: {endless}; expected numbers. Divide by "
             f"nullif(..., 0) in {table.origin}, or name the column among `unbounded` of the table "
             "in use_case.yaml. Nothing was published"
@@ -81,7 +76,7 @@ def check_columns(table: FeatureTable, present: Collection[str]) -> None:
     """
     needed = {*table.entity_keys, "event_timestamp", "created"}
     if missing := sorted(needed - set(present)):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"query {table.origin} gives no column {', '.join(missing)}; a feature table needs its "
             f"keys, event_timestamp and created. It gives {', '.join(present)}. Nothing was changed"
         )
@@ -95,7 +90,7 @@ def _check_keys(con: duckdb.DuckDBPyConnection, table: FeatureTable) -> None:
     ).fetchall()[0][0]
     nameless = con.execute(f"SELECT count(*) FROM computed WHERE {nulls}").fetchall()[0][0]
     if doubled or nameless:
-        raise DataContractError(
+        raise errors.DataContractError(
             f"feature table {table.name}: {doubled} key(s) have two rows at one moment and "
             f"{nameless} row(s) have a null key or time; expected one row a key and moment. "
             "Check the raw rows for duplicates. Nothing was published"
@@ -113,7 +108,7 @@ def _check_times(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: Ti
         {"end": end, "latest": now + LONGEST_LAG},
     ).fetchall()[0]
     if late:
-        raise DataContractError(
+        raise errors.DataContractError(
             f"feature table {table.name}: {late:,} row(s) have an event_timestamp at or after "
             f"{end:%Y-%m-%dT%H:%MZ}, the newest {newest.isoformat()}; expected moments before "
             f"{'now' if table.static else 'the end of the window'}, from which the values are "
@@ -121,7 +116,7 @@ def _check_times(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: Ti
             "getvariable('window_end'). Nothing was published"
         )
     if ahead:
-        raise DataContractError(
+        raise errors.DataContractError(
             f"feature table {table.name}: {ahead:,} row(s) have a created that is more than "
             f"{LONGEST_LAG} after now, the latest {latest.isoformat()}; expected the moment at "
             f"which a row is in the store. Mend {table.origin} or its raw rows. "
@@ -152,7 +147,7 @@ def current_tables(home: Path, store: ArtifactStore) -> FeatureTables:
     try:
         return FeatureTables.model_validate_json(file.read_bytes())
     except (FileNotFoundError, ValidationError) as exc:
-        raise ArtifactError(
+        raise errors.ArtifactError(
             f"{file} is {'gone' if isinstance(exc, OSError) else 'damaged'}; expected the "
             "description of the published feature tables. Bring a backup with `falaj restore`, or "
             f"remove {home / LINK} and refresh all windows again. Nothing was changed"
@@ -170,7 +165,7 @@ def _follow(home: Path, store: ArtifactStore) -> None:
         return
     tables = store.find(TABLES, key, FeatureTables)
     if tables is None:
-        raise ArtifactError(
+        raise errors.ArtifactError(
             f"{pointer} names the feature tables {key}, which {store.location.url} lacks; expected "
             "the published ones. Bring a backup with `falaj restore`, or remove the file there and "
             "refresh all windows again. Nothing was changed"
@@ -255,7 +250,7 @@ def publish_tables(
     """
     vouched = {v.subject_sha256 for v in validations}
     if unproven := [t.name for t in tables.tables if t.artifact.sha256 not in vouched]:
-        raise DataContractError(
+        raise errors.DataContractError(
             f"feature table(s) {', '.join(unproven)} of version {tables.version[:12]} have no "
             "validation result; validate them first. Nothing was published"
         )
@@ -266,7 +261,7 @@ def publish_tables(
 
 def _lead_to(folder: Path, home: Path) -> None:
     link = home / LINK
-    with refused_writes_explained(link):
+    with errors.refused_writes_explained(link):
         link.parent.mkdir(parents=True, exist_ok=True)
         aside = link.with_name(f".current-{os.getpid()}")
         aside.unlink(missing_ok=True)
@@ -281,12 +276,12 @@ def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None
         con.execute(statement)
     except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as exc:
         reason = " ".join(str(exc).split())
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"query {name} of the feature repository is wrong: {reason}. Nothing was changed"
         ) from exc
     except (duckdb.DataError, duckdb.InvalidInputException) as exc:
         reason = " ".join(str(exc).split())
-        raise DataContractError(
+        raise errors.DataContractError(
             f"query {name} met a value it cannot work with: {reason}. Nothing was changed"
         ) from exc
 
@@ -471,7 +466,7 @@ class _Draft(Queries):
 
     def _write(self, query: str, order: tuple[str, ...], target: Path) -> None:
         """Write sorted rows, so that equal content gives equal bytes."""
-        with refused_writes_explained(target):
+        with errors.refused_writes_explained(target):
             self.con.execute(
                 f"COPY (SELECT * FROM ({query}) ORDER BY {names(order)}) TO {sql_text(target)} "
                 "(FORMAT parquet, COMPRESSION zstd)"
@@ -501,7 +496,7 @@ def count_rows(
     """
     column = next((t.time_column for t in config.raw_tables if t.name == name), None)
     if column is None:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{name!r} is no raw table with a time column, so its rows cannot be placed in a "
             "window; expected one of the use case's raw tables. Nothing was counted"
         )

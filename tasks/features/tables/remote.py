@@ -10,13 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pyarrow.dataset as ds
-from pyarrow.fs import (
-    AwsStandardS3RetryStrategy,
-    FileInfo,
-    FileType,
-    S3FileSystem,
-    resolve_s3_region,
-)
+from pyarrow import fs
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
@@ -74,24 +68,24 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> copies.Sour
     with explained():
         endpoint = s3_endpoint()
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        system = S3FileSystem(
+        system = fs.S3FileSystem(
             endpoint_override=endpoint,
-            region=region or ("us-east-1" if endpoint else resolve_s3_region(bucket)),
+            region=region or ("us-east-1" if endpoint else fs.resolve_s3_region(bucket)),
             connect_timeout=CONNECT_S,
             request_timeout=ANSWER_S,
-            retry_strategy=AwsStandardS3RetryStrategy(max_attempts=NUM_ATTEMPTS),
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=NUM_ATTEMPTS),
         )
-        if system.get_file_info(bucket).type == FileType.NotFound:
+        if system.get_file_info(bucket).type == fs.FileType.NotFound:
             raise ConfigurationError(
                 f"there is no bucket {bucket!r}; correct {table.uri!r} or AWS_ENDPOINT_URL"
             )
         found = files_of(table, system, path, window)
 
-    def state(info: FileInfo) -> tuple[str, str]:
+    def state(info: fs.FileInfo) -> tuple[str, str]:
         with system.open_input_file(info.path) as stream:
             return info.path, stream.metadata()["ETag"].decode()
 
-    def copy(info: FileInfo) -> Path:
+    def copy(info: fs.FileInfo) -> Path:
         target = scratch / info.path
         if info.extension.lower() in ("parquet", "pq"):
             rows = ds.dataset(info.path, filesystem=system, format="parquet")

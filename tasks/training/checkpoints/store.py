@@ -229,7 +229,8 @@ class CheckpointStore:
 
     def _whole(self, files: Set[str]) -> Iterator[CheckpointRef]:
         """Verified checkpoints, the newest first; a damaged one is logged."""
-        for ref in _refs(files):
+        refs = filter(None, map(CheckpointRef.parse, _complete(files)))
+        for ref in sorted(refs, reverse=True):
             try:
                 self._verify(ref)
             except ArtifactError as exc:
@@ -293,11 +294,6 @@ def _folders(files: Set[str]) -> set[str]:
 def _complete(files: Set[str]) -> set[str]:
     """Checkpoints with a manifest."""
     return {name for name in _folders(files) if f"{name}/{MANIFEST_NAME}" in files}
-
-
-def _refs(files: Set[str]) -> list[CheckpointRef]:
-    """Checkpoints with a manifest, the newest first."""
-    return sorted(filter(None, map(CheckpointRef.parse, _complete(files))), reverse=True)
 
 
 def open_store(

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
-from tasks.training.data.preprocess import (
-    NO_CODE,
-    Float32Array,
-    Int32Array,
-    LabelScale,
-    Preprocessing,
-)
+from tasks.training.data import preprocess
 
 MAX_PROGRAM_ROWS = 65536
 
@@ -39,7 +33,7 @@ class NumberEncoding(nn.Module):
     high: Tensor
     flagged: Tensor
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
+    def __init__(self, preprocessing: preprocess.Preprocessing) -> None:
         super().__init__()
         edges = preprocessing.edges
         self.num_bins = sum(max(len(e) - 1, 0) for e in edges)
@@ -50,7 +44,7 @@ class NumberEncoding(nn.Module):
         if preprocessing.flagged:
             self.register_buffer("flagged", torch.tensor(preprocessing.flagged, dtype=torch.int64))
 
-    def _register_bins(self, edges: tuple[Float32Array, ...]) -> None:
+    def _register_bins(self, edges: tuple[preprocess.Float32Array, ...]) -> None:
         owners = np.repeat(np.arange(len(edges)), [max(len(e) - 1, 0) for e in edges])
         widths = np.concatenate([np.diff(e.astype(np.float64)) for e in edges])
         self.register_buffer("column", torch.from_numpy(owners))
@@ -83,7 +77,7 @@ class NumberEncoding(nn.Module):
         return ((bins - self.left) * self.scale).clamp(0.0, 1.0)  # as programs are exported
 
 
-def _bounds(edges: tuple[Float32Array, ...], end: int) -> Float32Array:
+def _bounds(edges: tuple[preprocess.Float32Array, ...], end: int) -> preprocess.Float32Array:
     return np.array([e[end] if len(e) else 0.0 for e in edges], dtype=np.float32)
 
 
@@ -99,7 +93,7 @@ class TabularNetwork(nn.Module):
 
     unknown: Tensor
 
-    def __init__(self, preprocessing: Preprocessing, config: TrainingConfig) -> None:
+    def __init__(self, preprocessing: preprocess.Preprocessing, config: TrainingConfig) -> None:
         super().__init__()
         self.numbers = NumberEncoding(preprocessing)
         sizes = [len(vocabulary) + 1 for vocabulary in preprocessing.vocabularies]
@@ -165,7 +159,7 @@ class ScoringProgram(nn.Module):
     blocks: Tensor
     unknown: Tensor
 
-    def __init__(self, network: TabularNetwork, preprocessing: Preprocessing) -> None:
+    def __init__(self, network: TabularNetwork, preprocessing: preprocess.Preprocessing) -> None:
         super().__init__()
         self.numbers = network.numbers
         self.perceptron = network.perceptron
@@ -175,9 +169,11 @@ class ScoringProgram(nn.Module):
         if tables:
             self._register_tables(tables, preprocessing.vocabularies)
 
-    def _register_tables(self, tables: list[Tensor], vocabularies: tuple[Int32Array, ...]) -> None:
+    def _register_tables(
+        self, tables: list[Tensor], vocabularies: tuple[preprocess.Int32Array, ...]
+    ) -> None:
         # The first entry is no code, so it never matches: an empty vocabulary needs no other path.
-        entries = np.concatenate([np.array([NO_CODE], dtype=np.int32), *vocabularies])
+        entries = np.concatenate([np.array([preprocess.NO_CODE], dtype=np.int32), *vocabularies])
         owners = np.repeat(np.arange(len(tables)), [len(v) for v in vocabularies])
         blocks = torch.block_diag(*[t[:-1] - t[-1] for t in tables])  # type: ignore[no-untyped-call]
         self.register_buffer("vocabulary", torch.from_numpy(entries))
@@ -206,14 +202,14 @@ class ScoringProgram(nn.Module):
         return _one_or_more(self.perceptron(torch.cat(inputs, dim=1)))
 
 
-def scored(outputs: Tensor, labels: LabelScale | None) -> Tensor:
+def scored(outputs: Tensor, labels: preprocess.LabelScale | None) -> Tensor:
     """Probabilities of logits, or labels of standardised ones; a recalibration goes in here."""
     if outputs.ndim == 2:  # a logit for each of several classes
         return torch.softmax(outputs, dim=1)
     return torch.sigmoid(outputs) if labels is None else outputs * labels.deviation + labels.mean
 
 
-def export_program(network: TabularNetwork, preprocessing: Preprocessing) -> bytes:
+def export_program(network: TabularNetwork, preprocessing: preprocess.Preprocessing) -> bytes:
     """The trained network as a program file, see `exported`."""
     program = ScoringProgram(copy.deepcopy(network), preprocessing)
     return exported(program, len(preprocessing.vocabularies), len(preprocessing.edges))

@@ -48,10 +48,6 @@ class RowLayout:
         """Words of one row."""
         return self.num_numeric + self.num_categorical + self.is_distilled + 1
 
-    def target_shape(self, num_rows: int) -> tuple[int, ...]:
-        """Shape of `targets` of so many rows."""
-        return (num_rows, 2) if self.is_distilled else (num_rows,)
-
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
@@ -68,10 +64,6 @@ class RowLayout:
     def labels(self, words: Int32Array) -> Float32Array:
         """Labels of some rows, float32 (rows,): a view."""
         return words.view(np.float32)[:, -1]
-
-    def teacher_outputs(self, words: Int32Array) -> Float32Array:
-        """The teacher's outputs for some rows, float32 (rows,): a view."""
-        return words.view(np.float32)[:, -2]
 
     def targets(self, words: Int32Array) -> Float32Array:
         """What is learnt: labels, or (teacher output, label) in two columns; float32: a view."""
@@ -170,8 +162,7 @@ class DealtGroup:
     def owners(self) -> Int64Array:
         """Shard of every row."""
         blocks = np.arange(self.num_rows) * self.num_blocks // max(self.num_rows, 1)
-        owners: Int64Array = (self.first_block + blocks) % self.num_shards
-        return owners
+        return (self.first_block + blocks) % self.num_shards
 
 
 @dataclass(eq=False)
@@ -288,7 +279,7 @@ class SnapshotFile:
         self.layout.labels(words)[:] = _numbers(table.column(self.columns.label))
         self._check_labels(self.layout.labels(words), kept, group, begin)
         if self.layout.is_distilled:
-            self.layout.teacher_outputs(words)[:] = _numbers(table.column(TEACHER_OUTPUT))
+            self.layout.targets(words)[:, 0] = _numbers(table.column(TEACHER_OUTPUT))
         for shard in np.unique(owners[kept]).tolist():
             rows = kept[owners[kept] == shard]
             yield shard, words[rows], self._facts(words, categories, rows)

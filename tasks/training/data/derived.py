@@ -179,8 +179,7 @@ def _outputs(request: TrainingRequest, given: ScoredWindow, store: ArtifactStore
 def logits_of(probabilities: Float32Array) -> Float32Array:
     """Logits of probabilities; those of 0 and 1 are the largest that float32 tells from them."""
     wide = np.clip(probabilities.astype(np.float64), SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
-    logits: Float32Array = np.log(wide / (1 - wide)).astype(np.float32)
-    return logits
+    return np.log(wide / (1 - wide)).astype(np.float32)
 
 
 def _column_for(

@@ -17,14 +17,8 @@ from tasks.kernel.parts import PartialCopy
 from tasks.training.config import PIECE_ROWS
 from tasks.training.core.objective import StepPlan
 from tasks.training.core.run_directory import RunDirectory, TrainingJob
+from tasks.training.data import preprocess
 from tasks.training.data.decode import RowFacts, SnapshotFile
-from tasks.training.data.preprocess import (
-    MAX_MAGNITUDE,
-    Float32Array,
-    LabelScale,
-    Preprocessing,
-    fit_preprocessing,
-)
 from tasks.training.data.source import RowSource, Shuffle, merged_ranges
 from tasks.training.data.store import RowStore
 from tasks.training.strategies.base import Communicator
@@ -50,7 +44,7 @@ class Sources:
 
     training: RowSource
     validation: RowSource
-    preprocessing: Preprocessing
+    preprocessing: preprocess.Preprocessing
     plan: StepPlan
 
 
@@ -165,7 +159,9 @@ def total_facts(store: RowStore, columns: DatasetSchema) -> RowFacts:
     return total
 
 
-def fit_on_all_ranks(job: TrainingJob, store: RowStore, ranks: Communicator) -> Preprocessing:
+def fit_on_all_ranks(
+    job: TrainingJob, store: RowStore, ranks: Communicator
+) -> preprocess.Preprocessing:
     """Fit vocabularies on all training rows and bins on a seeded sample of them. Collective.
 
     Every rank brings counts and a sample of its own shards and fits on what all brought, so that
@@ -189,7 +185,7 @@ def fit_on_all_ranks(job: TrainingJob, store: RowStore, ranks: Communicator) -> 
             merged[name].update(of_rank)
     labels = fit_labels(facts, job, ranks) if columns.task == "regression" else None
     totals = ranks.sum(np.append(facts.num_missing, facts.num_rows).astype(np.float64))
-    return fit_preprocessing(
+    return preprocess.fit_preprocessing(
         columns,
         merged,
         ranks.gather_rows(sample),
@@ -200,7 +196,7 @@ def fit_on_all_ranks(job: TrainingJob, store: RowStore, ranks: Communicator) -> 
     )
 
 
-def fit_labels(facts: RowFacts, job: TrainingJob, ranks: Communicator) -> LabelScale:
+def fit_labels(facts: RowFacts, job: TrainingJob, ranks: Communicator) -> preprocess.LabelScale:
     """Mean and standard deviation of all ranks' labels. Collective.
 
     Args:
@@ -213,13 +209,13 @@ def fit_labels(facts: RowFacts, job: TrainingJob, ranks: Communicator) -> LabelS
     """
     num_rows, mean, squares = label_moments(facts, ranks)
     deviation = float(np.float32(math.sqrt(squares / num_rows)))
-    if not 0 < deviation < MAX_MAGNITUDE or abs(mean) >= MAX_MAGNITUDE:
+    if not 0 < deviation < preprocess.MAX_MAGNITUDE or abs(mean) >= preprocess.MAX_MAGNITUDE:
         raise DataContractError(
             f"label {job.columns.label!r} has mean {mean:g} and standard deviation {deviation:g} "
             f"in {num_rows} training rows of {job.splits.train}; expected numbers that differ, "
-            f"below {MAX_MAGNITUDE:g}. Mend the query of the training set"
+            f"below {preprocess.MAX_MAGNITUDE:g}. Mend the query of the training set"
         )
-    return LabelScale(mean=float(np.float32(mean)), deviation=deviation)
+    return preprocess.LabelScale(mean=float(np.float32(mean)), deviation=deviation)
 
 
 def label_moments(facts: RowFacts, ranks: Communicator) -> tuple[int, float, float]:
@@ -230,7 +226,7 @@ def label_moments(facts: RowFacts, ranks: Communicator) -> tuple[int, float, flo
     return int(num_rows), mean, float(ranks.sum(np.array([own]))[0])
 
 
-def sample_numbers(store: RowStore, num_shards: int, seed: int) -> Float32Array:
+def sample_numbers(store: RowStore, num_shards: int, seed: int) -> preprocess.Float32Array:
     """Numbers of equally many random rows of each shard, the same for any number of ranks."""
     layout, wanted = store.layout, -(-MAX_SAMPLE_ROWS // num_shards)
     sample = [np.empty((0, layout.num_numeric), dtype=np.float32)]

@@ -206,7 +206,7 @@ class RowSource:
         layout = self.store.layout
         positions = made(num_rows, layout.num_categorical, dtype=torch.int64)
         numeric = made(num_rows, layout.num_numeric, dtype=torch.float32)
-        labels = made(*layout.target_shape(num_rows), dtype=torch.float32)
+        labels = made(num_rows, *([2] if layout.is_distilled else []), dtype=torch.float32)
         return Batch((positions, numeric), labels)
 
     def _needed(self, epoch: int, first_step: int) -> Iterator[Pool]:

@@ -21,14 +21,7 @@ from tasks.training.elastic import link
 from tasks.training.elastic.agent import EXIT_CUT_OFF
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import LOCAL_HOST
-from tasks.training.launch.rank_group import (
-    INHERITED_VARIABLES,
-    KEY_VARIABLES,
-    Lines,
-    end_guard,
-    end_in_words,
-    inherited_environment,
-)
+from tasks.training.launch import rank_group
 from tasks.training.launch.rendezvous import network_variables
 
 NUM_LAST_LINES = 5
@@ -62,7 +55,9 @@ class ElasticSpec:
 
 def _local(spec: ElasticSpec, config: ElasticConfig) -> tuple[list[str], dict[str, str]]:
     """Command and environment of a rank on this machine."""
-    environment = inherited_environment(os.environ) | spec.environment(LOCAL_HOST, config)
+    environment = rank_group.inherited_environment(os.environ) | spec.environment(
+        LOCAL_HOST, config
+    )
     return guard.python("-m", spec.module, str(spec.run_path)), environment
 
 
@@ -77,10 +72,10 @@ def _remote(
         "environment": {
             "PYTHONPATH": root,
             "PYTHONUNBUFFERED": "1",
-            **{name: os.environ[name] for name in KEY_VARIABLES if name in os.environ},
+            **{name: os.environ[name] for name in rank_group.KEY_VARIABLES if name in os.environ},
             **spec.environment(host, config),
         },
-        "inherit": INHERITED_VARIABLES,
+        "inherit": rank_group.INHERITED_VARIABLES,
         "silence_limit_s": SILENCE_LIMIT_S,
         "grace_s": link.NOTICE_S,
     }
@@ -171,8 +166,8 @@ class Member:
         )
         self._input = cast(IO[bytes], self._guard.stdin)
         os.set_blocking(self._input.fileno(), False)
-        self.messages = Lines(cast(IO[bytes], self._guard.stdout))
-        self.prints = Lines(cast(IO[bytes], self._guard.stderr))
+        self.messages = rank_group.Lines(cast(IO[bytes], self._guard.stdout))
+        self.prints = rank_group.Lines(cast(IO[bytes], self._guard.stderr))
         self._write()
 
     @property
@@ -227,7 +222,7 @@ class Member:
         elif self.is_remote and code == EXIT_CUT_OFF:
             clause = "was cut off: no ping of the driver has reached its host for too long"
         else:
-            clause = end_in_words(code)
+            clause = rank_group.end_in_words(code)
         lines = [line for line in self.last_lines if line.strip()]
         return f"{clause} ({' | '.join(lines)})" if lines else clause
 
@@ -257,7 +252,7 @@ class Member:
     def end(self) -> None:
         """End the rank and wait until all processes of it here are gone."""
         self.begin_to_end()
-        end_guard(self._guard, guard.GRACE_S)
+        rank_group.end_guard(self._guard, guard.GRACE_S)
         self.messages.pipe.close()
         self.prints.pipe.close()
 
@@ -304,7 +299,7 @@ class Fleet:
     def hear(self, wait_s: float, take: Callable[[Member, link.FromRank], None]) -> None:
         """Pass on what ranks print, and hand their messages to `take`; waits for a while."""
         for key, _ in self._selector.select(wait_s):
-            member, lines = cast(tuple[Member, Lines], key.data)
+            member, lines = cast(tuple[Member, rank_group.Lines], key.data)
             for line in lines.read():
                 message = link.from_rank(line) if lines is member.messages else None
                 if message is not None:

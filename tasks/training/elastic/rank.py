@@ -12,18 +12,9 @@ import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
 
 from tasks.kernel.errors import TransientError
+from tasks.training.elastic import link as messages
 from tasks.training.elastic.commits import CheckedSteps, Commits, ElasticSession, Regroup
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.link import (
-    End,
-    Failed,
-    Finished,
-    GroupSockets,
-    Left,
-    RankLink,
-    Ready,
-    Start,
-)
 from tasks.training.launch.rendezvous import address_of, slot_variables
 from tasks.training.strategies.base import Communicator
 
@@ -47,8 +38,8 @@ def run_elastic(
         config: as the driver has it.
         join_ranks: joins the group that the environment names.
     """
-    sockets = GroupSockets()
-    link = RankLink(sockets)
+    sockets = messages.GroupSockets()
+    link = messages.RankLink(sockets)
     link.watch_for_notice()
     code = 0
     try:
@@ -57,7 +48,7 @@ def run_elastic(
     except Exception as exc:
         traceback.print_exc()
         link.send(
-            Failed(
+            messages.Failed(
                 error=type(exc).__name__,
                 message=str(exc),
                 traceback=traceback.format_exc(),
@@ -74,32 +65,32 @@ def run_elastic(
 class ElasticRank:
     """Takes part in one group of ranks after the other until training has ended."""
 
-    link: RankLink
+    link: messages.RankLink
     session: ElasticSession
     join_ranks: Callable[[], Communicator]
-    sockets: GroupSockets
+    sockets: messages.GroupSockets
     _commits: Commits = field(default_factory=Commits)
     _ranks: Communicator | None = None
 
     def run(self) -> None:
         """Train with whoever the driver names; returns when the driver says that all is done."""
-        self.link.send(Ready(commit=self._commits.number))
+        self.link.send(messages.Ready(commit=self._commits.number))
         while True:
             match self.link.next_order():
-                case Start() as start:
+                case messages.Start() as start:
                     self._take_part(start)
-                case End():
+                case messages.End():
                     self._leave_group()
                     return
-                case Left():
+                case messages.Left():
                     self.link.leave_now()
 
-    def _take_part(self, start: Start) -> None:
+    def _take_part(self, start: messages.Start) -> None:
         failed = ""
         try:
             self._join(start)
             self._train()
-            self.link.send(Finished())
+            self.link.send(messages.Finished())
             return
         except Regroup:
             LOGGER.debug("group %d ends as planned", start.group)
@@ -109,9 +100,9 @@ class ElasticRank:
             self.sockets.break_up(start.group)  # so that the others notice as well
         self._leave_group()
         if not self.link.leave_asked:
-            self.link.send(Ready(commit=self._commits.number, failed=failed))
+            self.link.send(messages.Ready(commit=self._commits.number, failed=failed))
 
-    def _join(self, start: Start) -> None:
+    def _join(self, start: messages.Start) -> None:
         self._leave_group()
         os.environ.update(slot_variables(start, start.address, start.port))
         try:

@@ -23,12 +23,7 @@ from tasks.kernel.cores import SYSFS, cores_of_node, node_of_pci_device, physica
 from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tasks.training.core.run_directory import (
-    EXIT_REPORT_REFUSED,
-    RankError,
-    RunDirectory,
-    TrainingJob,
-)
+from tasks.training.core import run_directory
 from tasks.training.core.train import TrainingSession
 from tasks.training.elastic.rank import run_elastic
 from tasks.training.strategies.base import Communicator
@@ -44,7 +39,7 @@ def main(arguments: list[str]) -> None:
 
     An elastic rank may join hours after the start, and may be another number in each group.
     """
-    run = RunDirectory(Path(arguments[0]))
+    run = run_directory.RunDirectory(Path(arguments[0]))
     job = run.read_job()
     if job.config.elastic.enabled:
         log_lines(sys.stderr)  # stdout is the driver's
@@ -65,7 +60,7 @@ def log_lines(stream: TextIO) -> None:
 
 
 @contextmanager
-def errors_reported(run: RunDirectory, rank: int) -> Iterator[None]:
+def errors_reported(run: run_directory.RunDirectory, rank: int) -> Iterator[None]:
     """Write any error into the run directory and end the process at once with code 1.
 
     At once: an orderly shutdown would wait for the other ranks.
@@ -74,7 +69,7 @@ def errors_reported(run: RunDirectory, rank: int) -> Iterator[None]:
         yield
     except Exception as exc:
         traceback.print_exc()
-        error = RankError(
+        error = run_directory.RankError(
             rank=rank,
             kind=type(exc).__name__,
             message=str(exc),
@@ -86,7 +81,7 @@ def errors_reported(run: RunDirectory, rank: int) -> Iterator[None]:
         try:
             run.write_error(error)
         except StorageError:
-            code = EXIT_REPORT_REFUSED
+            code = run_directory.EXIT_REPORT_REFUSED
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -99,7 +94,7 @@ def is_loss_of_another_rank(error: BaseException) -> bool:
     return type(error) is RuntimeError and GLOO_SOURCE in str(error)
 
 
-def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
+def train(run: run_directory.RunDirectory, job: run_directory.TrainingJob, rank: int) -> None:
     """One rank's whole part in a fixed group; every rank calls it.
 
     Raises:
@@ -112,7 +107,8 @@ def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
     ranks = join(job.config.strategy, job.config.device)
     allowed = os.sched_getaffinity(0)
     prepare_device(job, ranks, allowed)
-    in_background = has_spare_core(job, ranks, len(allowed))
+    busy = ranks.local_size * job.threads_per_rank
+    in_background = job.config.device == "cuda" or len(allowed) > busy  # a core is free
     with (
         writer_of(job, run, asynchronous=in_background) as writer,
         closing(TrainingSession(job, run, writer)) as session,
@@ -122,7 +118,7 @@ def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
     ranks.shut_down()
 
 
-def train_elastically(run: RunDirectory, job: TrainingJob) -> None:
+def train_elastically(run: run_directory.RunDirectory, job: run_directory.TrainingJob) -> None:
     """Be whichever rank the driver names, in one group after the other; does not return."""
     allowed = os.sched_getaffinity(0)
 
@@ -139,19 +135,14 @@ def train_elastically(run: RunDirectory, job: TrainingJob) -> None:
 
 
 def writer_of(
-    job: TrainingJob, run: RunDirectory, *, asynchronous: bool = False
+    job: run_directory.TrainingJob, run: run_directory.RunDirectory, *, asynchronous: bool = False
 ) -> CheckpointWriter:
     """What writes the checkpoints of a run where its configuration says, and as often."""
     store = open_store(job.config.checkpoints, run.path, run.location)
     return CheckpointWriter(store, job.config.checkpoints.every_s, asynchronous=asynchronous)
 
 
-def has_spare_core(job: TrainingJob, ranks: Communicator, num_cores: int) -> bool:
-    """True where a core of this host's `num_cores` is free while its ranks compute."""
-    return job.config.device == "cuda" or num_cores > ranks.local_size * job.threads_per_rank
-
-
-def prepare_device(job: TrainingJob, ranks: Communicator, allowed: set[int]) -> None:
+def prepare_device(job: run_directory.TrainingJob, ranks: Communicator, allowed: set[int]) -> None:
     """Pin the rank to its cores, or to its GPU and the cores near that.
 
     Args:

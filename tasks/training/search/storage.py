@@ -13,12 +13,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from tasks.kernel.errors import (
-    ConfigurationError,
-    StorageError,
-    TransientError,
-    refused_writes_explained,
-)
+from tasks.kernel import errors
 from tasks.kernel.files import locked
 from tasks.metadata.database import advisory_lock
 
@@ -68,7 +63,7 @@ class StudyStorage:
         except ArgumentError:
             url = URL.create("none")
         if url.get_backend_name() != "postgresql":
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{variable} holds no PostgreSQL address; expected "
                 "postgresql://user:password@host/database. Nothing was started"
             )
@@ -89,7 +84,7 @@ class StudyStorage:
         load_optuna()
         from optuna.storages import RDBStorage
 
-        with refused_writes_explained(self.folder):
+        with errors.refused_writes_explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         # No pool: trials come and go in threads and processes of their own.
         options: dict[str, object] = {"poolclass": NullPool}
@@ -107,8 +102,8 @@ class StudyStorage:
             TransientError: another search drives it.
         """
 
-        def is_driven() -> TransientError:
-            return TransientError(
+        def is_driven() -> errors.TransientError:
+            return errors.TransientError(
                 f"another process drives study {study}; wait until it ends, its trials will be "
                 "found. Nothing was started"
             )
@@ -132,10 +127,10 @@ def explained(storage: StudyStorage) -> Iterator[None]:
         reason = str(cause).strip().splitlines()[0] if cause else str(exc)
         where = f"the {storage.kind} database of the search"
         if isinstance(cause, OperationalError) and not any(sign in reason for sign in _REFUSED):
-            raise TransientError(
+            raise errors.TransientError(
                 f"{where} does not answer ({reason}); finished trials are kept, run again to go on"
             ) from exc
-        raise StorageError(
+        raise errors.StorageError(
             f"{where} in {storage.folder} refused ({reason}); free space, mend the permissions, or "
             "bring a damaged database with `falaj restore`, and run again: finished trials are kept"
         ) from exc
@@ -148,11 +143,11 @@ def _secret(variable: str, environment: Mapping[str, str]) -> str:
         try:
             return Path(file).read_text(encoding="utf-8").strip()
         except OSError as exc:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{variable}_FILE names a file that cannot be read ({exc.strerror}); expected one "
                 "with the address of the search's database"
             ) from exc
-    raise ConfigurationError(
+    raise errors.ConfigurationError(
         f"search.storage names {variable}, but neither {variable} nor {variable}_FILE is set; set "
         "one, or leave search.storage empty for SQLite under the state folder"
     )

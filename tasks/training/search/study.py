@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
 from tasks.kernel.settings import content_key
-from tasks.training.search.config import (
-    Choices,
-    Dimension,
-    FloatRange,
-    IntRange,
-    Point,
-    SearchConfig,
-    described,
-)
+from tasks.training.search import config as space
 from tasks.training.search.storage import StudyStorage, explained, load_optuna
 
 if TYPE_CHECKING:
@@ -47,11 +39,11 @@ class Proposal:
     """A trial that is to be run."""
 
     number: int
-    point: Point
+    point: space.Point
     attempt: int
 
     def __str__(self) -> str:
-        return described(self.point)
+        return space.described(self.point)
 
 
 class Study:
@@ -65,7 +57,7 @@ class Study:
     """
 
     def __init__(
-        self, name: str, storage: StudyStorage, config: SearchConfig, max_epochs: int
+        self, name: str, storage: StudyStorage, config: space.SearchConfig, max_epochs: int
     ) -> None:
         optuna = load_optuna()
         self.name = name
@@ -234,30 +226,30 @@ def _best(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def searched_fields(config: SearchConfig) -> tuple[SearchedField, ...]:
+def searched_fields(config: space.SearchConfig) -> tuple[SearchedField, ...]:
     """The space as it travels."""
     return tuple(
         SearchedField(name=name, choices=tuple(dimension.names()))
-        if isinstance(dimension, Choices)
+        if isinstance(dimension, space.Choices)
         else SearchedField(name=name, low=dimension.low, high=dimension.high, log=dimension.log)
         for name, dimension in config.space.items()
     )
 
 
-def distribution_of(dimension: Dimension) -> BaseDistribution:
+def distribution_of(dimension: space.Dimension) -> BaseDistribution:
     """A dimension of the space in Optuna's terms."""
     from optuna import distributions
 
     match dimension:
-        case Choices():
+        case space.Choices():
             return distributions.CategoricalDistribution(dimension.names())
-        case FloatRange(low=low, high=high, log=log):
+        case space.FloatRange(low=low, high=high, log=log):
             return distributions.FloatDistribution(low, high, log=log)
-        case IntRange(low=low, high=high, log=log, step=step):
+        case space.IntRange(low=low, high=high, log=log, step=step):
             return distributions.IntDistribution(low, high, log=log, step=step)
 
 
-def sampler_of(config: SearchConfig, number: int) -> BaseSampler:
+def sampler_of(config: space.SearchConfig, number: int) -> BaseSampler:
     """The sampler that chooses the point of trial `number`.
 
     Seeded for every trial: one that lived through all of them would, in a search that is run again,
@@ -271,7 +263,7 @@ def sampler_of(config: SearchConfig, number: int) -> BaseSampler:
     return RandomSampler(seed=seed)
 
 
-def pruner_of(config: SearchConfig) -> BasePruner:
+def pruner_of(config: space.SearchConfig) -> BasePruner:
     """The rule that ends trials early; its steps are epochs, counted from 1."""
     from optuna.pruners import MedianPruner, NopPruner
 

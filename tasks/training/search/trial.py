@@ -168,30 +168,26 @@ class Driver:
                 others that run are waited for first.
         """
         again = self.study.running()
-        for proposal in again:
-            LOGGER.info("trial %d was cut off and is taken up again", proposal.number)
+        for lost in again:
+            LOGGER.info("trial %d was cut off and is taken up again", lost.number)
         num_running, reason = 0, ""
         while True:
             while num_running < self.config.parallel_trials and self._failure is None:
-                if again:
-                    self._start(again.pop(0))
-                elif (reason := self._why_stop()) or not self._start_next():
+                if not again and (reason := self._why_stop()):
                     break
+                proposal = again.pop(0) if again else self.study.propose()
+                if proposal is None:
+                    break
+                self._start(proposal)
                 num_running += 1
             if not num_running:
                 break
-            lost = self._wait_for_one()
+            retry = self._wait_for_one()
             num_running -= 1
-            again += [lost] if lost else []
+            again += [retry] if retry else []
         if self._failure is not None:
             raise self._failure
         return reason or f"num_trials={self.config.num_trials} trials are done"
-
-    def _start_next(self) -> bool:
-        proposal = self.study.propose()
-        if proposal is not None:
-            self._start(proposal)
-        return proposal is not None
 
     def _start(self, proposal: Proposal) -> None:
         LOGGER.info("trial %d starts: %s", proposal.number, proposal)

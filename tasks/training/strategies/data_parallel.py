@@ -22,18 +22,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tasks.kernel.errors import TrainingError
+from tasks.training.strategies import optimizer as optimizers
 from tasks.training.strategies.base import Batch, Communicator, OptimizerBuilder, RowLosses, State
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.gradient_compression import gradient_sum
-from tasks.training.strategies.optimizer import (
-    FlatGradients,
-    LossScale,
-    NamedOptimizer,
-    as_it_is,
-    autocast,
-    on_host,
-    ring_bytes,
-)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -56,7 +48,7 @@ class Strategy:
     _empty_batches_count: ClassVar[bool] = False
     """True where a backward pass is a collective, so that no rank may leave one out."""
 
-    gradients: FlatGradients
+    gradients: optimizers.FlatGradients
     """Made by `_prepare`, unless torch keeps the gradients."""
     phase: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Called with "exchange" around what a step waits for other ranks; a clock's may be set."""
@@ -77,13 +69,15 @@ class Strategy:
         self.wire_bytes = 0
         """Bytes of gradients and weights that this rank has sent, as far as the strategy sees."""
         self._row_losses = row_losses
-        self._scale = LossScale.of(config.precision)
+        self._scale = optimizers.LossScale.of(config.precision)
         ranks.broadcast_(itertools.chain(network.parameters(), network.buffers()))
         self.network.to(device)
         self._trained = cast(nn.Module, torch.compile(network) if config.compile else network)
         """The network as it is trained; `_prepare` may wrap it."""
         self._prepare()
-        self._optimizer = NamedOptimizer(build_optimizer, self.network.named_parameters())
+        self._optimizer = optimizers.NamedOptimizer(
+            build_optimizer, self.network.named_parameters()
+        )
 
     # What a subclass defines
 
@@ -128,11 +122,11 @@ class Strategy:
 
     def _to_plain(self, name: str, part: Tensor) -> Tensor:
         """What this rank holds of a tensor of parameter `name`'s shape, made whole. Collective."""
-        return as_it_is(name, part)
+        return optimizers.as_it_is(name, part)
 
     def _from_plain(self, name: str, whole: Tensor) -> Tensor:
         """What this rank holds of a whole tensor of parameter `name`'s shape."""
-        return as_it_is(name, whole)
+        return optimizers.as_it_is(name, whole)
 
     # The step
 
@@ -181,7 +175,7 @@ class Strategy:
         return total
 
     def _losses(self, batch: Batch) -> Tensor:
-        with autocast(self.config.precision, self.device):
+        with optimizers.autocast(self.config.precision, self.device):
             outputs = self._trained(*batch.inputs)
         return self._row_losses(outputs.float(), batch.labels)
 
@@ -232,7 +226,9 @@ class Strategy:
         tensors and numbers, such as "perceptron.0.weight/exp_avg". What belongs to the strategy
         alone (a gradient scaler, error feedback) is under `strategy`.
         """
-        network = {n: on_host(self._to_plain(n, v)) for n, v in self._held_state().items()}
+        network = {
+            n: optimizers.on_host(self._to_plain(n, v)) for n, v in self._held_state().items()
+        }
         optimizer = self._optimizer.state(self._to_plain)
         scale = self._scale.state() if self.config.precision == "fp16" else {}
         return {"network": network, "optimizer": optimizer, "strategy": scale}
@@ -288,7 +284,7 @@ class HorovodStrategy(Strategy):
     """
 
     def _prepare(self) -> None:
-        self.gradients = FlatGradients(self.network.named_parameters())
+        self.gradients = optimizers.FlatGradients(self.network.named_parameters())
         self._sum = gradient_sum(self.config, self.ranks)
 
     def _sum_gradients(self) -> None:
@@ -340,7 +336,7 @@ class DdpStrategy(Strategy):
         return super()._gradient_factor() * after
 
     def _sum_gradients(self) -> None:
-        self.wire_bytes += ring_bytes(self._num_bytes, self.ranks.size)
+        self.wire_bytes += optimizers.ring_bytes(self._num_bytes, self.ranks.size)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.network.parameters() if p.grad is not None]
