@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -29,7 +29,6 @@ from tasks.governance.erasure import (
     FOLDER,
     SEPARATOR,
     ErasedEntities,
-    Mask,
     Theirs,
     new_entities,
     read_entities,
@@ -103,7 +102,7 @@ def erase(
         if dry_run:
             rows = Counter(forget_entities(eraser.theirs, context.settings, count_only=True))
             for place in _places(eraser, places):
-                rows.update(_by_folder(eraser.find(place)))
+                rows.update(_by_folder((name, num) for name, num, _, _ in eraser.find(place)))
             lines = [row(str(num), name) for name, num in sorted(rows.items())]
             return Shown({"rows": rows}, [*(lines or ["no rows"]), "Nothing was changed"])
         write_entities(context.home, known)
@@ -137,16 +136,18 @@ def _erased(eraser: Eraser, context: Context, backups: list[Location]) -> dict[s
     if settings.location is not None:
         erase_builds(eraser, settings.location)
     generations = [erase_backups(eraser, location) for location in backups]
-    found = {p.label: eraser.find(p) for p in _places(eraser, backups)}
+    places = _places(eraser, backups)
+    found = {f"{p.label}: {name}": num for p in places for name, num, _, _ in eraser.find(p)}
     tables = read_pipeline_config(settings.feature_repo).features.raw_tables
     keys = {name for columns in eraser.theirs.keys for name in columns} - {*sum(eraser.ids, ())}
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "who": process_identity(),
-        "rows": _by_folder(eraser.erased) | {f"online: {view}": n for view, n in online.items()},
+        "rows": _by_folder(eraser.erased.items())
+        | {f"online: {view}": n for view, n in online.items()},
         "files_changed_in_backups": generations,
         "searched": "rows and values" if eraser.marks else "rows; the value is too short for more",
-        "still_found": {f"{label}: {n}": num for label, f in found.items() for n, num in f.items()},
+        "still_found": found,
         "not_readable": eraser.unread,
         "to_be_erased_by_their_owner": [t.uri for t in tables if keys <= t.columns.keys()],
         "cannot_be_rebuilt": eraser.changed,
@@ -179,42 +180,36 @@ def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:
     acting(context.settings, "administer", None)
     if folder.exists():
         raise ConfigurationError(f"{folder} exists; expected a new folder. Nothing was written")
-    values, home, written = _values(entity), context.home, Counter[str]()
+    values, written, held = _values(entity), Counter[str](), list[tuple[str, int]]()
     published = published_path(context.settings.features_home).parent.name
-
-    def write(name: str, file: Path, masks: list[Mask]) -> None:
-        """Months of a published table, and days of the log, are one file."""
-        if published not in name.split("/") and not name.startswith("predictions/"):
-            return
-        table = f"{'.'.join(Path(name).parts[-3:-1])}.jsonl"
-        with pq.ParquetFile(file) as source, (folder / table).open("a") as lines:
-            for number, mask in enumerate(masks):
-                rows = source.read_row_group(number).filter(pa.array(mask)).to_pylist()
-                lines.writelines(json.dumps(each, default=str) + "\n" for each in rows)
-                written[table] += len(rows)
-
     private_folder(folder)
     with _eraser(context, values, alone=False) as (eraser, _):
-        eraser.learn(Folder(home))
-        held = _by_folder(eraser.find(Folder(home), write))
+        eraser.learn(Folder(context.home))
+        for name, num, file, masks in eraser.find(Folder(context.home)):
+            held.append((name, num))
+            if not num or not (published in name.split("/") or name.startswith("predictions/")):
+                continue
+            # Months of a published table, and days of the log, are one file.
+            table = f"{'.'.join(Path(name).parts[-3:-1])}.jsonl"
+            written[table] += num
+            with pq.ParquetFile(file) as source, (folder / table).open("a") as given:
+                for number, mask in enumerate(masks):
+                    rows = source.read_row_group(number).filter(pa.array(mask)).to_pylist()
+                    given.writelines(json.dumps(each, default=str) + "\n" for each in rows)
     tables = read_pipeline_config(context.settings.feature_repo).features.raw_tables
     sources = {table.name: table.uri for table in tables}
-    index = {"entity": values, "files": written, "sources": sources, "rows_held": held}
+    index = {"entity": values, "files": written, "sources": sources, "rows_held": _by_folder(held)}
     (folder / "index.json").write_text(json.dumps(index, indent=1))
     lines = [row(str(num), name) for name, num in sorted(written.items())]
     return Shown(index, [*lines, row("Written", folder)])
 
 
 def _values(entity: list[str]) -> dict[str, str]:
-    if unclear := [text for text in entity if not all(text.partition("=")[::2])]:
+    found = dict(sorted(text.partition("=")[::2] for text in entity))
+    if not all((*found, *found.values())) or len(found) < len(entity):
         raise ConfigurationError(
-            f"--entity {unclear[0]} names no value; write it as NAME=VALUE. Nothing was changed"
-        )
-    found = dict(sorted(text.split("=", 1) for text in entity))
-    if len(found) < len(entity):
-        raise ConfigurationError(
-            f"--entity names {', '.join(found)} twice; erase one entity after the other. Nothing "
-            "was changed"
+            f"--entity {' '.join(entity)} names no entity, or several; write each key of one once, "
+            "as NAME=VALUE. Nothing was changed"
         )
     return found
 
@@ -245,8 +240,8 @@ def _places(eraser: Eraser, backups: list[Location]) -> Iterator[Place]:
         yield from (place for _, place in backups_of(settings, location, scratch))
 
 
-def _by_folder(rows: dict[str, int]) -> dict[str, int]:
+def _by_folder(rows: Iterable[tuple[str, int]]) -> dict[str, int]:
     found = Counter[str]()
-    for name, num in rows.items():
+    for name, num in rows:
         found["/".join(name.split("/")[:2])] += num
     return dict(found)

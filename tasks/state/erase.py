@@ -11,7 +11,7 @@ import mmap
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -49,7 +49,6 @@ SHORTEST_TEXT = 5
 """A shorter value, or a number, is found by chance in files that are no tables."""
 _NAMED = re.compile(r'"uri": ?"(artifact:[\w-]+/[\w-]+)/([^"]+)",\s*"sha256": ?"(\w{64})"')
 _ROW_ID = re.compile(r'"row_id": ?"(\w+)"')
-Chosen = Callable[[str, Path, list[Mask]], None]
 
 
 @dataclass
@@ -187,23 +186,16 @@ class Eraser:
                     for columns in ids:
                         self.theirs.note_ids(rows.filter(pa.array(self._own.rows(rows))), columns)
 
-    def find(self, place: Place, chosen: Chosen | None = None) -> dict[str, int]:
-        """Files that hold rows of theirs, and how many; 0 where one holds a value alone.
+    def find(self, place: Place) -> Iterator[tuple[str, int, Path, list[Mask]]]:
+        """Name, number of rows, path and masks of each content that has rows of theirs.
 
-        Args:
-            place: looked through, each content once.
-            chosen: gets the name, path and masks of each table.
+        The number is 0 where a file holds a value alone.
         """
-        found = dict[str, int]()
         for name, file in self._each(place):
             with self._readable(place, name):
                 masks, is_there = self._in_table(file) if name.endswith(TABLE) else ([], False)
-                rows = _num(masks)
-                if rows or is_there or self._holds(file):
-                    found[name] = rows
-                if rows and chosen:
-                    chosen(name, file, masks)
-        return found
+                if (rows := _num(masks)) or is_there or self._holds(file):
+                    yield name, rows, file, masks
 
     def _in_table(self, file: Path) -> tuple[list[Mask], bool]:
         """Rows of theirs, and whether a text holds a value, compressed as it may be."""
@@ -306,8 +298,7 @@ class Eraser:
             changed[parts].write_text(described(tables[0]))
         before = {name.removeprefix(f"{build}/"): place.seen(name) for name in inside}
         new = {name.removeprefix(f"{build}/"): _seen(file) for name, file in changed.items()}
-        now = datetime.now(UTC)
-        was, is_now = (Build(value={}, files=f, finished=now) for f in (before, {**before, **new}))
+        was, is_now = (Build.model_construct(files=f) for f in (before, {**before, **new}))
         keys, digests = key_store(self.settings.home), dict[str, str]()
         if note in inside:
             known = place.path(note).read_text(encoding="utf-8")
@@ -397,15 +388,13 @@ def erase_backups(eraser: Eraser, location: Location) -> dict[str, int]:
         for backup, place in backups_of(eraser.settings, location, eraser.scratch):
             before = dict(place.files)
             eraser.erase(place)
-            changed = {n: s for n, s in place.files.items() if before.get(n) != s}
+            changed = dict(place.files.items() - before.items())
             gone = before.keys() - place.files.keys()
             done[backup.name] = len(changed) + len(gone)
-            modes = {n: backup.files.get(n, Kept()).mode for n in changed}
-            kept = {
-                n: Kept(sha256=sha256, num_bytes=num_bytes, mode=modes[n])
-                for n, (sha256, num_bytes) in changed.items()
-            }
-            inside = {n: k for n, k in backup.files.items() if n not in gone} | kept
+            inside = {n: kept for n, kept in backup.files.items() if n not in gone}
+            for name, (sha256, num_bytes) in changed.items():
+                mode = inside.get(name, Kept()).mode
+                inside[name] = Kept(sha256=sha256, num_bytes=num_bytes, mode=mode)
             content = backup.model_copy(update={"files": inside}).model_dump_json().encode()
             sign(True)
             location.write(f"{BACKUPS}/{backup.name}.json", content)
