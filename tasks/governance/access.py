@@ -5,7 +5,7 @@ row of `access.yaml` opens.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,15 +63,11 @@ class AccessTable:
                 return Asked(row.service, row.action, named or row.use_case)
         return None
 
-    def allows(self, roles: Collection[str], action: Action) -> bool:
-        """True where one of the roles has the action; a role that is not in the table has none."""
-        return any(action in self.roles.get(role, ()) for role in roles)
-
     def refusal(self, subject: Subject, asked: Asked | None, config: SignIn) -> str:
         """Why a subject may not do it; empty where it may."""
         if asked is None:
             return "nothing is known of this path"
-        if not self.allows(subject.roles, asked.action):
+        if not any(asked.action in self.roles.get(role, ()) for role in subject.roles):
             return f"no role of yours has the action {asked.action}"
         if asked.use_case == EVERY:
             return ""

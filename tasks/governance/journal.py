@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,8 @@ class Journal:
         return head.model_copy(update=seen)
 
     def _newest_line(self) -> JournalLine | None:
-        found = ((file, _last_line(file)) for file in reversed(self._files()))
+        filled = (file for file in reversed(self._files()) if file.stat().st_size)
+        found = ((file, _last_line(file)) for file in filled)
         return next((JournalLine(file.name, 0, line) for file, line in found if line), None)
 
     def _files(self) -> list[Path]:
@@ -381,13 +383,5 @@ def _next_name(head: Head) -> str:
 
 def _last_line(file: Path) -> bytes:
     """The last line, found from the end: the file may be long."""
-    block = 8192
-    with file.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        while True:
-            start = max(0, size - block)
-            stream.seek(start)
-            before, _, last = stream.read().rstrip(b"\n").rpartition(b"\n")
-            if before or start == 0:
-                return last
-            block *= 2
+    with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+        return content[content.rfind(b"\n", 0, -1) + 1 :].rstrip(b"\n")

@@ -94,18 +94,14 @@ def _lost_while_rotating(bench: Bench) -> tuple[int, int]:
     open_state(home, dict(environment))
     with replicas(home, 1) as made, made.load(PER_S) as answers:
         for _ in range(ROTATIONS):
-            wanted = len(answers) + PER_S
-            wait_until(partial(_has, answers, wanted), "a second of answers", 120)
-            environment = {**os.environ, **environment_of(home)}
-            run_python(
-                ["-m", "falaj", "encryption", "rotate"], bench.folder / "log.txt", environment
-            )
-        wanted = len(answers) + PER_S
-        wait_until(partial(_has, answers, wanted), "a second of answers", 120)
+            _await_a_second(answers)
+            run_python(["-m", "falaj", "encryption", "rotate"], log, environment)
+        _await_a_second(answers)
     # This process has files of it open.
     subprocess.run(["fusermount", "-uz", str(home)], check=True)
     return sum(not head.startswith(OK) for _, head in answers), len(answers)
 
 
-def _has(answers: list[tuple[float, bytes]], wanted: float) -> bool:
-    return len(answers) > wanted
+def _await_a_second(answers: list[tuple[float, bytes]]) -> None:
+    wanted = len(answers) + PER_S
+    wait_until(lambda: len(answers) > wanted, "a second of answers", 120)
