@@ -297,9 +297,8 @@ class Journal:
                     raise errors.ArtifactError(
                         f"the journal in {self.folder} ends at line {head.number}, and {location}/"
                         f"{_next_name(head)} names a line that is not in it: a copy of this state "
-                        "went on elsewhere, or lines were removed here. Nothing was done. Run "
-                        "`falaj audit verify`; if this is a restored state that is to go on by "
-                        "itself, `falaj audit begin`"
+                        "went on elsewhere, or lines were removed. Nothing was done. Run `falaj "
+                        "audit verify`; a copy that is to go on by itself needs `falaj audit begin`"
                     )
                 self._put(head := self._signed(head, {"shipped": head.shipped + 1}))
             _next_ships_s[self.folder] = 0

@@ -26,8 +26,7 @@ def encryption(environment: Mapping[str, str]) -> Envelopes | None:
 def _envelopes(name: str, address: str) -> Envelopes:
     if not address:
         raise ConfigurationError(
-            f"{ENCRYPTION} is {name}, and {KEYS} is not set: keys in the state folder would lie "
-            "beside what they encrypt. Set it to the address of OpenBao, or to a folder elsewhere "
-            "(file:///folder). Nothing was read or written"
+            f"{ENCRYPTION} is {name}, and {KEYS} is not set: keys would lie beside what they "
+            "encrypt. Name OpenBao, or a folder elsewhere (file:///folder). Nothing was written"
         )
     return Envelopes(keys_at(address), name)

@@ -138,8 +138,7 @@ class FileKeys:
         except (ValueError, AttributeError) as exc:
             raise LostKeyError(
                 f"{self._file(name)} is damaged; expected the private keys {name!r}. Bring it from "
-                "a copy, or move it away: a new key is made then, and what is signed stays valid. "
-                "Nothing was changed"
+                "a copy, or move it away: a new key is made, and what is signed stays valid"
             ) from exc
 
     def _file(self, name: str) -> Path:

@@ -51,8 +51,7 @@ class Tunnel:
                 self.close()
                 reason = own.trouble or "no answer"
                 raise ConfigurationError(
-                    f"no tunnel between training hosts can be made here: {reason}. Nothing was "
-                    "trained"
+                    f"no tunnel to training hosts can be made here: {reason}. Nothing was trained"
                 )
             time.sleep(0.02)
         self.address = own.address
