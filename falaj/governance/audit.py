@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from tasks.governance.journal import Journal, JournalLine
 
 REFUSALS = (ConfigurationError, DataContractError, PromotionRefusedError)
-MOVES = "migrate"
-FREES = ("prune", "down")
-"""Commands that are to work where the disk is full, recorded or not."""
 app = App(name="audit")
 
 
@@ -135,7 +132,7 @@ def recorded_command(words: str, context: Context, *, changes: bool) -> Iterator
             try:
                 journal.append("command", outcome=outcome, **facts)
             except StorageError as exc:
-                if words not in FREES:
+                if words not in ("prune", "down"):  # they free a full disk, recorded or not
                     raise
                 sys.stderr.write(f"the journal does not say so: {exc}\n")
 
@@ -148,7 +145,7 @@ def recorded_command(words: str, context: Context, *, changes: bool) -> Iterator
         with suppress(FalajError):  # what went wrong first is told
             say(f"{kind}: {type(exc).__name__} {getattr(exc, 'code', '')}".strip())
         raise
-    if changes and words != MOVES:  # what follows is said where the state is now
+    if changes and words != "migrate":  # what follows is said where the state is now
         code = facts.pop("code", None)
         say(f"exit code {code}" if code else "ok")
 

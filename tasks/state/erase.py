@@ -193,25 +193,18 @@ class Eraser:
         """
         for name, file in self._each(place):
             with self._readable(place, name):
-                masks, is_there = self._in_table(file) if name.endswith(TABLE) else ([], False)
-                if (rows := _num(masks)) or is_there or self._holds(file):
-                    yield name, rows, file, masks
+                masks = erasure.their_rows(file, self.theirs) if name.endswith(TABLE) else []
+                if masks or self._holds(file) or (name.endswith(TABLE) and self._says(file)):
+                    yield name, _num(masks), file, masks
 
-    def _in_table(self, file: Path) -> tuple[list[Mask], bool]:
-        """Rows of theirs, and whether a text holds a value, compressed as it may be."""
-        masks, is_there = [], False
+    def _says(self, file: Path) -> bool:
+        """Whether a text of a table holds a value, compressed as it may be."""
         with pq.ParquetFile(file) as table:
-            schema = table.schema_arrow
-            texts = [f.name for f in schema if self.marks and pa.types.is_string(f.type)]
-            wanted = sorted({*self.theirs.columns(schema.names), *texts})
-            for number in range(table.num_row_groups if wanted else 0):
-                group = table.read_row_group(number, wanted)
-                masks.append(self.theirs.rows(group))
-                found = (
-                    pc.match_substring(group[n], m.decode()) for n in texts for m in self.marks
-                )
-                is_there = is_there or any(pc.any(each).as_py() for each in found)
-        return masks, is_there
+            texts = [f.name for f in table.schema_arrow if pa.types.is_string(f.type)]
+            groups = range(table.num_row_groups if texts and self.marks else 0)
+            columns = (c for n in groups for c in table.read_row_group(n, texts).columns)
+            found = (pc.match_substring(c, mark.decode()) for c in columns for mark in self.marks)
+            return any(pc.any(each).as_py() for each in found)
 
     def _holds(self, file: Path) -> bool:
         if not self.marks or not file.stat().st_size:
