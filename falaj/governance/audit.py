@@ -13,18 +13,12 @@ from cyclopts import App
 from cyclopts.types import PositiveInt
 
 from falaj.context import EXIT_DATA, Context, Here, Shown, acting, row
-from tasks.kernel.errors import (
-    ConfigurationError,
-    DataContractError,
-    FalajError,
-    PromotionRefusedError,
-    StorageError,
-)
+from tasks.kernel import errors
 
 if TYPE_CHECKING:
     from tasks.governance.journal import Journal, JournalLine
 
-REFUSALS = (ConfigurationError, DataContractError, PromotionRefusedError)
+REFUSALS = (errors.ConfigurationError, errors.DataContractError, errors.PromotionRefusedError)
 app = App(name="audit")
 
 
@@ -131,7 +125,7 @@ def recorded_command(words: str, context: Context, *, changes: bool) -> Iterator
             facts["subject"] |= context.subject
             try:
                 journal.append("command", outcome=outcome, **facts)
-            except StorageError as exc:
+            except errors.StorageError as exc:
                 if words not in ("prune", "down"):  # they free a full disk, recorded or not
                     raise
                 sys.stderr.write(f"the journal does not say so: {exc}\n")
@@ -142,7 +136,7 @@ def recorded_command(words: str, context: Context, *, changes: bool) -> Iterator
         yield facts
     except BaseException as exc:
         kind = "refused" if isinstance(exc, REFUSALS) else "failed"
-        with suppress(FalajError):  # what went wrong first is told
+        with suppress(errors.FalajError):  # what went wrong first is told
             say(f"{kind}: {type(exc).__name__} {getattr(exc, 'code', '')}".strip())
         raise
     if changes and words != "migrate":  # what follows is said where the state is now
@@ -158,7 +152,7 @@ def _journal_of(context: Context) -> Journal | None:
     try:
         folder = context.target.home / "audit"
         return Journal(folder) if children(folder) else None
-    except ConfigurationError:  # there is no project and no state; or its name was wrong
+    except errors.ConfigurationError:  # there is no project and no state; or its name was wrong
         return None
 
 
@@ -168,13 +162,13 @@ def _journal(context: Context) -> Journal:
     if context.home.is_dir():
         return Journal(context.home / "audit")
     seen = f"there is no state folder {context.home}"
-    raise ConfigurationError(f"{seen}; name one with --home or FALAJ_HOME")
+    raise errors.ConfigurationError(f"{seen}; name one with --home or FALAJ_HOME")
 
 
 def _check_never_used(journal: Journal) -> None:
     """A journal without a line is complete only where nothing was done that it would hold."""
     if (journal.folder.parent / "feast" / "applied.json").exists():
-        raise DataContractError(
+        raise errors.DataContractError(
             f"the journal in {journal.folder} is gone: definitions were applied, which writes "
             "lines. Look for it in copies of the state folder; the next act begins a new one"
         )
