@@ -11,10 +11,10 @@ import pytest
 from falaj.__main__ import main
 from tasks.governance import identity
 from tasks.governance.duties import acting, agreed_by_two, check_approver
-from tasks.governance.journal import Journal
 from tasks.kernel.errors import AccessError, TransientError
 from tests.support.services.sign_in import Provider, provider, write_sign_in
 from tests.support.services.signing import forged_tokens
+from tests.support.state import acts
 
 ABOUT = {"act": "start", "model": "delay", "version": "4", "release": "none"}
 
@@ -37,11 +37,6 @@ def sign_in(home: Path, token: str) -> None:
     (home.parent / "token").write_text(token)
 
 
-def lines(home: Path, action: str) -> list[dict[str, object]]:
-    read = [line.content for line in Journal(home / "audit").lines()]
-    return [line for line in read if line["action"] == action]
-
-
 def test_the_machines_user_is_the_owner_where_nobody_signs_in(tmp_path: Path) -> None:
     found = acting(tmp_path, "approve", None, typed=" Ana ")
     assert (found.name, found.roles, found.is_bound) == ("Ana", identity.ROLES, False)
@@ -61,7 +56,7 @@ def test_the_subject_of_the_token_acts_and_no_typed_name(home: Path, issuer: Pro
     ):
         with pytest.raises(AccessError):
             acting(home, **{"action": "approve", "use_case": None, **problem})  # type: ignore[arg-type]
-    assert {str(line["reason"]) for line in lines(home, "refuse")} == {
+    assert {str(line["reason"]) for line in acts(home, "refuse")} == {
         "it is another tenant's",
         "no role of yours has the action administer",
     }
@@ -121,8 +116,8 @@ def test_a_release_needs_two_people_once_each_for_the_same_act(home: Path) -> No
     assert not agreed_by_two(home, ali, "release", ABOUT | {"version": "5"})
     assert agreed_by_two(home, ali, "release", ABOUT)
     assert not agreed_by_two(home, ali, "release", ABOUT)  # the first agreement is spent
-    (line,) = lines(home, "agreed")
-    assert (line["first"], line["who"]["subject"]) == ("noor", "ali")  # type: ignore[index]
+    (line,) = acts(home, "agreed")
+    assert (line["first"], line["who"]["subject"]) == ("noor", "ali")
 
 
 def test_an_admin_breaks_the_glass_loudly(
@@ -136,8 +131,8 @@ def test_an_admin_breaks_the_glass_loudly(
     broken = acting(home, "approve", None, break_glass="the site is down")
     check_approver(broken, "omar", "version 1")
     assert agreed_by_two(home, broken, "release", ABOUT)
-    (line,) = lines(home, "break-glass")
-    assert (line["said"], line["who"]["subject"]) == ("the site is down", "omar")  # type: ignore[index]
+    (line,) = acts(home, "break-glass")
+    assert (line["said"], line["who"]["subject"]) == ("the site is down", "omar")
     assert "omar broke the glass to approve: the site is down" in caplog.text
 
 
