@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
@@ -186,12 +187,8 @@ def _act(act: dict[str, Any]) -> str:
     who = act.get("who", {})
     name = who.get("subject") or who.get("user") or "nobody"
     roles = f" ({', '.join(who['roles'])})" if who.get("roles") else ""
-    named = act.get("subject", {})
-    subject = ", ".join(
-        ", ".join(value) if isinstance(value, list) else str(value)
-        for value in (named.values() if isinstance(named, dict) else [named])
-        if value
-    )
+    named = (v if isinstance(v, list) else [str(v)] for v in act.get("subject", {}).values() if v)
+    subject = ", ".join(chain.from_iterable(named))
     window = act.get("window")
     span = f", {window['start']} to {window['end']}" if window else ""
     rows = f", {act['rows']:,} rows" if "rows" in act else ""

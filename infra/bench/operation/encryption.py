@@ -58,16 +58,12 @@ def figures(bench: Bench) -> Measured:
     cpu = interleaved(turns, bench.size(2, 1))
     ratio = median_ratio(cpu[ENCRYPTED], cpu[PLAIN])
     lost, answers = _lost_while_rotating(bench)
+    load = f"{ROTATIONS} rotations, {answers} answers at {PER_S:.0f} requests/s"
     return [
         at_most("encrypted loop, its CPU", ratio, 1.15, f"CPU seconds: {cpu}"),
         at_most("words found on the encrypted disk", found[ENCRYPTED], 0, f"of {len(WORDS)}"),
         at_least("words found on the plain disk", found[PLAIN], 3, "so the search finds them"),
-        at_most(
-            "answers lost in rotations of the key",
-            lost,
-            0,
-            f"{ROTATIONS} rotations, {answers} answers at {PER_S:.0f} requests/s",
-        ),
+        at_most("answers lost in rotations of the key", lost, 0, load),
     ]
 
 

@@ -112,11 +112,8 @@ class FileKeys:
     def _add(self, name: str, versions: Mapping[str, str], *, signs: bool) -> dict[str, str]:
         if signs:
             key = ec.generate_private_key(ec.SECP256R1())
-            text = key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ).decode()
+            form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            text = key.private_bytes(serialization.Encoding.PEM, *form).decode()
             public = _public(key)
             key_id = id_of(public)
             self.publish(self.folder / name / f"{key_id}.pub", public.decode())
@@ -130,9 +127,8 @@ class FileKeys:
     def _versions(self, name: str) -> dict[str, str]:
         """Private keys by id, the newest last."""
         try:
-            return {
-                str(i): str(text) for i, text in json.loads(self._file(name).read_text()).items()
-            }
+            found = json.loads(self._file(name).read_text())
+            return {str(key_id): str(text) for key_id, text in found.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError) as exc:

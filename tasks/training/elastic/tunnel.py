@@ -87,9 +87,8 @@ class Tunnel:
     @property
     def trouble(self) -> str:
         """Why ends do not stand, as clauses; empty where all do."""
-        return "; ".join(
-            f"{host}: {end.trouble}" for host, end in self._ends.items() if end.trouble
-        )
+        found = {host: end.trouble for host, end in self._ends.items() if end.trouble}
+        return "; ".join(f"{host}: {trouble}" for host, trouble in found.items())
 
     def close(self) -> None:
         """Remove all ends."""
