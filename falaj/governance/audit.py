@@ -75,8 +75,11 @@ def verify(*, accept: list[str] | None = None, context: Here) -> Shown:
 
     journal = _journal(context)
     found = verified(journal, accept or ())
-    if not found.num_lines:
-        _check_never_used(journal)
+    if not found.num_lines and (context.home / "feast" / "applied.json").exists():
+        raise errors.DataContractError(
+            f"the journal in {journal.folder} is gone: definitions were applied, which writes "
+            "lines. Look for it in copies of the state folder; the next act begins a new one"
+        )
     shipped = f"{found.num_shipped} heads; the newest {found.num_uncovered} lines are in none"
     if found.num_shipped is None:
         shipped = "none (FALAJ_AUDIT is not set): whoever may sign can make a whole journal anew"
@@ -164,15 +167,6 @@ def _journal(context: Context) -> Journal:
         return Journal(context.home / "audit")
     seen = f"there is no state folder {context.home}"
     raise errors.ConfigurationError(f"{seen}; name one with --home or FALAJ_HOME")
-
-
-def _check_never_used(journal: Journal) -> None:
-    """A journal without a line is complete only where nothing was done that it would hold."""
-    if (journal.folder.parent / "feast" / "applied.json").exists():
-        raise errors.DataContractError(
-            f"the journal in {journal.folder} is gone: definitions were applied, which writes "
-            "lines. Look for it in copies of the state folder; the next act begins a new one"
-        )
 
 
 def _summary(line: JournalLine) -> str:

@@ -101,12 +101,15 @@ def set_up(files: OpenBaoFiles, url: str, redirect_urls: Sequence[str] = ()) -> 
 
     Raises:
         TransientError: it does not answer yet.
-        RefusedError: it was initialised, and its first token is lost; start it again.
+        RefusedError: it was initialised, and its first token is lost; `prepare` mends that.
     """
     root = OpenBao(url, files.root, files.authority.certificate)
     if not files.client.exists():
         if not files.root.exists():
-            _initialise(files, url)
+            nobody = OpenBao(url, None, files.authority.certificate, INITIALISING_S)
+            made = nobody.ask("post", "sys/init", recovery_shares=1, recovery_threshold=1)
+            write_atomically(files.recovery, made["recovery_keys"][0], private=True)
+            write_atomically(files.root, made["root_token"], private=True)
         _configure(files, root)
     accounts = OpenBao(url, files.secrets / "accounts", files.authority.certificate)
     _publish(files, accounts, redirect_urls)
@@ -140,18 +143,6 @@ def program(home: Path, name: str) -> OpenBao:
         raise NotRunningError(f"no OpenBao is on {home}; start one: `openbao: true` for falaj up")
     files = OpenBaoFiles(home)
     return OpenBao(known[KEYS], files.secrets / name, files.authority.certificate)
-
-
-def _initialise(files: OpenBaoFiles, url: str) -> None:
-    """Keep the first token and the recovery key.
-
-    Raises:
-        RefusedError: an earlier answer to this was not kept. `prepare` mends that.
-    """
-    nobody = OpenBao(url, None, files.authority.certificate, INITIALISING_S)
-    made = nobody.ask("post", "sys/init", recovery_shares=1, recovery_threshold=1)
-    write_atomically(files.recovery, made["recovery_keys"][0], private=True)
-    write_atomically(files.root, made["root_token"], private=True)
 
 
 def _configure(files: OpenBaoFiles, root: OpenBao) -> None:

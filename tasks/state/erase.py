@@ -276,8 +276,11 @@ class Eraser:
         if name.endswith(TEXTS):
             target.write_bytes(self._text.sub(b"erased", file.read_bytes()))
             return True
-        if isinstance(place, Folder):
-            _overwrite_removed(file)
+        main = file.with_name(file.name.removesuffix("-wal"))
+        if isinstance(place, Folder) and is_sqlite(main):
+            with closing(sqlite3.connect(main, timeout=60, isolation_level=None)) as database:
+                database.execute("VACUUM")  # nothing of removed rows stays in free pages
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # and in the log
         return False
 
     def _noted(
@@ -329,15 +332,6 @@ def _num(masks: list[Mask]) -> int:
 
 def _seen(file: Path) -> tuple[str, int]:
     return files.digest_of(file), file.stat().st_size
-
-
-def _overwrite_removed(file: Path) -> None:
-    """Leave nothing of removed rows in the free pages and in the log of an SQLite file."""
-    main = file.with_name(file.name.removesuffix("-wal"))
-    if is_sqlite(main):
-        with closing(sqlite3.connect(main, timeout=60, isolation_level=None)) as database:
-            database.execute("VACUUM")
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def builds_of(location: Location, scratch: Path) -> Iterator[Objects]:
