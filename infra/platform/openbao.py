@@ -46,7 +46,6 @@ class OpenBaoFiles:
         self.secrets = self.folder / "secrets"
         self.data = self.folder / "raft"
         self.config = self.folder / "config.hcl"
-        self.audit = self.folder / "audit.log"
         self.client = home / OWN
         self.seal = self.secrets / "seal.key"
         self.root = self.secrets / "root"

@@ -301,11 +301,9 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
     Raises:
         OSError: it is not to be had, is too long, or the issuer sends elsewhere for it.
     """
-    how: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
-    if url.startswith("https:"):
-        context = ssl.create_default_context(cafile=ca_file)
-        how.append(urllib.request.HTTPSHandler(context=context))
-    with urllib.request.build_opener(*how).open(url, timeout=ISSUER_TIMEOUT_S) as answer:
+    tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect(), tls)
+    with opener.open(url, timeout=ISSUER_TIMEOUT_S) as answer:
         content: bytes = answer.read(MAX_ANSWER_BYTES + 1)
     if len(content) > MAX_ANSWER_BYTES:
         raise OSError(f"{url} answered with more than {MAX_ANSWER_BYTES} bytes")
