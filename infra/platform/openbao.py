@@ -28,7 +28,6 @@ PROGRAMS = ("platform", "worker", "serving", "accounts")
 """Processes that sign in by a file of `openbao/secrets`."""
 INITIALISING_S = 300
 """Its answer comes once: who stops waiting for it has lost the first token."""
-DAY = timedelta(days=1)
 
 
 class OpenBaoFiles:
@@ -129,7 +128,7 @@ def is_well(files: OpenBaoFiles) -> bool:
     """
     url = own_openbao(files.home)[KEYS]
     OpenBao(url, None, files.authority.certificate).ask("get", "sys/health")  # in no audit log
-    return expires_at(files.server.certificate) > datetime.now(UTC) + DAY
+    return expires_at(files.server.certificate) > datetime.now(UTC) + timedelta(days=1)
 
 
 def program(home: Path, name: str) -> OpenBao:

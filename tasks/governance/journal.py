@@ -51,7 +51,6 @@ BEGINNING = "0" * 64
 BEGIN = "begin-journal"
 """Action of a journal's first line."""
 ID_LENGTH = 16
-FILE_MODE = 0o600
 SHIP_EVERY_S, SHIP_AGAIN_AFTER_S, SHIP_WITHIN_S = 1.0, 60.0, 5.0
 FLOW_RUN: ContextVar[str | None] = ContextVar("falaj_flow_run", default=None)
 """Id of the flow run on whose behalf this process works; a task sets it."""
@@ -226,7 +225,7 @@ class Journal:
         seen = {"journal": name, "number": number, "digest": digest, "time": moment}
         head = self._signed(before, seen)
         newest = max([f"journal-{now:%Y-%m}.jsonl", *(file.name for file in self._files()[-1:])])
-        append(self.folder / newest, [text], mode=FILE_MODE)
+        append(self.folder / newest, [text], mode=0o600)
         location = shipping_location()
         if location and time.monotonic() >= _next_ships_s.get(self.folder, 0):
             head = self._shipped(location, head)

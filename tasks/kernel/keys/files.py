@@ -67,8 +67,7 @@ class FileKeys:
         if self.is_shared():
             raise ConfigurationError(
                 f"FALAJ_STATE is set, and the key {name!r} in {self.folder} would be of this "
-                "machine alone: no other one could read what it encrypts. Keep keys in OpenBao, "
-                "and name it: FALAJ_KEYS, or keys: in server.yaml. Nothing was encrypted"
+                "machine alone; name OpenBao: FALAJ_KEYS, or keys: in server.yaml. Nothing was done"
             )
         key_id, text = self._newest(name, signs=False)
         nonce = os.urandom(NONCE_BYTES)

@@ -62,31 +62,29 @@ class OpenBao:
         from hvac import exceptions
         from requests.exceptions import RequestException, SSLError
 
-        was_new = self._client is None
+        was_new, bao = self._client is None, f"OpenBao at {self.url}"
         try:
             client = self._client = self._client or self._signed_in()
             answer = client.adapter.request(method, f"/v1/{path}", json=data or None)
         except OSError as exc:  # of requests, or of the authority's file
             if isinstance(exc, RequestException) and not isinstance(exc, SSLError):
-                raise TransientError(
-                    f"OpenBao at {self.url} is away: {type(exc).__name__}"
-                ) from exc
+                raise TransientError(f"{bao} is away: {type(exc).__name__}") from exc
             who = f"by {self.ca or 'an authority that is trusted here'}"
-            raise ConfigurationError(f"OpenBao at {self.url} is not certified {who}") from exc
+            raise ConfigurationError(f"{bao} is not certified {who}") from exc
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
             self._client = None
             if not was_new:  # the token has ended: a new one may be had
                 return self.ask(method, path, **data)
             raise ConfigurationError(
-                f"OpenBao at {self.url} refuses the token of {self.token_file} to {method} {path}; "
+                f"{bao} refuses the token of {self.token_file} to {method} {path}; "
                 "give it a policy that allows this, or name another file. Nothing was done"
             ) from exc
         except (exceptions.InvalidRequest, exceptions.InvalidPath) as exc:
             said = exc.args[0] or "there is nothing of that name"
             kind = NoKeyError if any(words in str(said) for words in ABSENT) else RefusedError
-            raise kind(f"OpenBao at {self.url} refuses to {method} {path}: {said}") from exc
+            raise kind(f"{bao} refuses to {method} {path}: {said}") from exc
         except exceptions.VaultError as exc:  # sealed, no leader, too many requests
-            raise TransientError(f"OpenBao at {self.url} is not ready: {exc}") from exc
+            raise TransientError(f"{bao} is not ready: {exc}") from exc
         return answer if isinstance(answer, dict) else {}
 
     def _signed_in(self) -> "Client":
