@@ -7,7 +7,6 @@ by file, after the note: a kill in between is mended by doing the same again.
 """
 
 import json
-import mmap
 import os
 import re
 import sqlite3
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from itertools import chain, count, groupby
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
 
@@ -209,10 +209,7 @@ class Eraser:
     def _holds(self, file: Path) -> bool:
         if not self.marks or not file.stat().st_size:
             return False
-        with (
-            file.open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
+        with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
             return any(content.find(mark) >= 0 for mark in self.marks)
 
     def _each(self, place: Place, ends: str = "") -> Iterator[tuple[str, Path]]:
@@ -237,8 +234,7 @@ class Eraser:
         builds = [(build, [*inside]) for build, inside in groupby(sorted(place.names()), _build)]
         workers = usable_cores() if isinstance(place, Folder) else 1  # of others one copy is here
         with ThreadPoolExecutor(workers) as pool:
-            for _ in pool.map(lambda each: self._erase(place, *each), builds):
-                pass
+            list(pool.map(lambda each: self._erase(place, *each), builds))
 
     def _erase(self, place: Place, build: str, inside: list[str]) -> None:
         changed = dict[str, Path]()
@@ -266,9 +262,8 @@ class Eraser:
     def _make(self, place: Place, name: str, file: Path, target: Path) -> bool:
         if name.endswith(TABLE):
             if masks := erasure.their_rows(file, self.theirs):
-                self.erased[name if isinstance(place, Folder) else f"{place.label}/{name}"] = _num(
-                    masks
-                )
+                table = name if isinstance(place, Folder) else f"{place.label}/{name}"
+                self.erased[table] = _num(masks)
                 erasure.select(file, [~mask for mask in masks], target)
             return bool(masks)
         if not self._holds(file):
