@@ -83,12 +83,9 @@ def verify(*, accept: list[str] | None = None, context: Here) -> Shown:
     shipped = f"{found.num_shipped} heads; the newest {found.num_uncovered} lines are in none"
     if found.num_shipped is None:
         shipped = "none (FALAJ_AUDIT is not set): whoever may sign can make a whole journal anew"
-    complete = row("Complete", "nothing was changed, cut or forked")
-    lines = [
-        row("Journal", f"{found.journal}, {found.num_lines:,} lines, head {found.head}"),
-        row("Shipped", shipped),
-        *(map(str, found.faults) if found.faults else [complete]),
-    ]
+    seen = f"{found.journal}, {found.num_lines:,} lines, head {found.head}"
+    faults = [*map(str, found.faults)] or [row("Complete", "nothing was changed, cut or forked")]
+    lines = [row("Journal", seen), row("Shipped", shipped), *faults]
     if found.faults:
         sys.stderr.write(f"refused: {journal.folder} is not as it was written; see the faults\n")
     return Shown(asdict(found), lines, EXIT_DATA if found.faults else 0)

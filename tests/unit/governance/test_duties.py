@@ -71,7 +71,7 @@ def test_no_other_token_counts(home: Path, issuer: Provider) -> None:
         issuer.token("approver", iat=now - 9 * 3600),
         issuer.token("approver", iat=None),
         issuer.token("approver", sub=identity.CONTROLLER),
-        issuer.token("approver", tenant=None),
+        *(issuer.token("approver", tenant=tenant) for tenant in (None, "", ["acme"])),
         "x" * 10_000,
     ]
     for token in bad:
