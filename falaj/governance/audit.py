@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 from cyclopts.types import PositiveInt
 
 from falaj.context import EXIT_DATA, Context, Here, Shown, acting, row
-from tasks.kernel.errors import (
-    ConfigurationError,
-    DataContractError,
-    FalajError,
-    PromotionRefusedError,
-    StorageError,
-)
+from tasks.kernel import errors
 
 if TYPE_CHECKING:
     from tasks.governance.journal import Journal, JournalLine
 
-REFUSALS = (ConfigurationError, DataContractError, PromotionRefusedError)
-MOVES = "migrate"
-FREES = ("prune", "down")
-"""Commands that are to work where the disk is full, recorded or not."""
+REFUSALS = (errors.ConfigurationError, errors.DataContractError, errors.PromotionRefusedError)
 app = App(name="audit")
 
 
@@ -59,7 +50,8 @@ def show(
     )
     newest = deque(lines, last)
     shown = [_summary(line) for line in newest] or ["nothing such was recorded"]
-    return Shown({"lines": [_as_stored(line) for line in newest]}, shown)
+    stored = [line.content or line.text.decode(errors="backslashreplace") for line in newest]
+    return Shown({"lines": stored}, shown)
 
 
 @app.command
@@ -83,20 +75,17 @@ def verify(*, accept: list[str] | None = None, context: Here) -> Shown:
 
     journal = _journal(context)
     found = verified(journal, accept or ())
-    if not found.num_lines:
-        _check_never_used(journal)
+    if not found.num_lines and (context.home / "feast" / "applied.json").exists():
+        raise errors.DataContractError(
+            f"the journal in {journal.folder} is gone: definitions were applied, which writes "
+            "lines. Look for it in copies of the state folder; the next act begins a new one"
+        )
     shipped = f"{found.num_shipped} heads; the newest {found.num_uncovered} lines are in none"
     if found.num_shipped is None:
-        shipped = (
-            "none (FALAJ_AUDIT is not set): a journal that was made anew and signed, by whoever "
-        )
-        shipped += "may write the state and sign, would look whole"
-    complete = row("Complete", "nothing was changed, cut or forked")
-    lines = [
-        row("Journal", f"{found.journal}, {found.num_lines:,} lines, head {found.head}"),
-        row("Shipped", shipped),
-        *(map(str, found.faults) if found.faults else [complete]),
-    ]
+        shipped = "none (FALAJ_AUDIT is not set): whoever may sign can make a whole journal anew"
+    seen = f"{found.journal}, {found.num_lines:,} lines, head {found.head}"
+    faults = [*map(str, found.faults)] or [row("Complete", "nothing was changed, cut or forked")]
+    lines = [row("Journal", seen), row("Shipped", shipped), *faults]
     if found.faults:
         sys.stderr.write(f"refused: {journal.folder} is not as it was written; see the faults\n")
     return Shown(asdict(found), lines, EXIT_DATA if found.faults else 0)
@@ -137,8 +126,8 @@ def recorded_command(words: str, context: Context, *, changes: bool) -> Iterator
             facts["subject"] |= context.subject
             try:
                 journal.append("command", outcome=outcome, **facts)
-            except StorageError as exc:
-                if words not in FREES:
+            except errors.StorageError as exc:
+                if words not in ("prune", "down"):  # they free a full disk, recorded or not
                     raise
                 sys.stderr.write(f"the journal does not say so: {exc}\n")
 
@@ -148,10 +137,10 @@ def recorded_command(words: str, context: Context, *, changes: bool) -> Iterator
         yield facts
     except BaseException as exc:
         kind = "refused" if isinstance(exc, REFUSALS) else "failed"
-        with suppress(FalajError):  # what went wrong first is told
+        with suppress(errors.FalajError):  # what went wrong first is told
             say(f"{kind}: {type(exc).__name__} {getattr(exc, 'code', '')}".strip())
         raise
-    if changes and words != MOVES:  # what follows is said where the state is now
+    if changes and words != "migrate":  # what follows is said where the state is now
         code = facts.pop("code", None)
         say(f"exit code {code}" if code else "ok")
 
@@ -164,7 +153,7 @@ def _journal_of(context: Context) -> Journal | None:
     try:
         folder = context.target.home / "audit"
         return Journal(folder) if children(folder) else None
-    except ConfigurationError:  # there is no project and no state; or its name was wrong
+    except errors.ConfigurationError:  # there is no project and no state; or its name was wrong
         return None
 
 
@@ -174,25 +163,7 @@ def _journal(context: Context) -> Journal:
     if context.home.is_dir():
         return Journal(context.home / "audit")
     seen = f"there is no state folder {context.home}"
-    raise ConfigurationError(f"{seen}; name one with --home or FALAJ_HOME")
-
-
-def _check_never_used(journal: Journal) -> None:
-    """A journal without a line is complete only where nothing was done that it would hold."""
-    if (journal.folder.parent / "feast" / "applied.json").exists():
-        raise DataContractError(
-            f"the journal in {journal.folder} is gone: definitions were applied, which writes "
-            "lines. Look for it in copies of the state folder; the next act begins a new one"
-        )
-
-
-def _as_stored(line: JournalLine) -> object:
-    """What the line holds; the text of one that was spoilt."""
-    text = line.text.decode(errors="backslashreplace")
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    raise errors.ConfigurationError(f"{seen}; name one with --home or FALAJ_HOME")
 
 
 def _summary(line: JournalLine) -> str:
@@ -207,12 +178,8 @@ def _act(act: dict[str, Any]) -> str:
     who = act.get("who", {})
     name = who.get("subject") or who.get("user") or "nobody"
     roles = f" ({', '.join(who['roles'])})" if who.get("roles") else ""
-    named = act.get("subject", {})
-    subject = ", ".join(
-        ", ".join(value) if isinstance(value, list) else str(value)
-        for value in (named.values() if isinstance(named, dict) else [named])
-        if value
-    )
+    named = (v if isinstance(v, list) else [str(v)] for v in act.get("subject", {}).values() if v)
+    subject = ", ".join(chain.from_iterable(named))
     window = act.get("window")
     span = f", {window['start']} to {window['end']}" if window else ""
     rows = f", {act['rows']:,} rows" if "rows" in act else ""

@@ -35,8 +35,7 @@ def _key(context: Here) -> tuple[Settings, str, str]:
     name, keys = os.environ.get(ENCRYPTION), os.environ.get(KEYS)
     if not name or not keys:
         raise ConfigurationError(
-            f"{settings.home} is not encrypted; `falaj encryption enable --keys ADDRESS` does it. "
-            "Nothing was changed"
+            f"{settings.home} is not encrypted; `falaj encryption enable --keys ADDRESS` does it"
         )
     return settings, name, keys
 

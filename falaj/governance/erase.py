@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -25,16 +25,7 @@ from flows.config import read_pipeline_config
 from infra.orchestration.embedded import only_run
 from tasks.features.online.materialization import forget_entities
 from tasks.features.tables.build import published_path
-from tasks.governance.erasure import (
-    FOLDER,
-    SEPARATOR,
-    ErasedEntities,
-    Mask,
-    Theirs,
-    new_entities,
-    read_entities,
-    write_entities,
-)
+from tasks.governance import erasure
 from tasks.governance.journal import Journal, process_identity
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import private_folder, scratch_folder, write_atomically
@@ -46,17 +37,8 @@ from tasks.predictions import schema as log
 from tasks.predictions.segments import folder_held, remove_replaced
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import SNAPSHOT_TAG, Registry
+from tasks.state import erase as state
 from tasks.state.databases import MLFLOW
-from tasks.state.erase import (
-    ASIDE,
-    Eraser,
-    Folder,
-    Place,
-    backups_of,
-    builds_of,
-    erase_backups,
-    erase_builds,
-)
 
 Entity = Annotated[
     list[str], Parameter(help="Join key and value, as NAME=VALUE; repeat it for a composite key.")
@@ -87,8 +69,8 @@ def erase(
     if not dry_run:
         context.confirm(f"Erase all rows of {' '.join(entity)}, for good?")
     with _eraser(context, values, alone=not dry_run) as (eraser, known):
-        digest = known.entity(values).digest
-        progress = context.home / FOLDER / f"{digest[:16]}.progress.json"
+        digest, folder = known.entity(values).digest, context.home / erasure.FOLDER
+        progress = folder / f"{digest[:16]}.progress.json"
         for columns, ids in json.loads(progress.read_text()) if progress.exists() else ():
             eraser.theirs.keys.setdefault(tuple(columns), set()).update(ids)
         for place in _places(eraser, places):
@@ -103,16 +85,16 @@ def erase(
         if dry_run:
             rows = Counter(forget_entities(eraser.theirs, context.settings, count_only=True))
             for place in _places(eraser, places):
-                rows.update(_by_folder(eraser.find(place)))
+                rows.update(_by_folder((name, num) for name, num, _, _ in eraser.find(place)))
             lines = [row(str(num), name) for name, num in sorted(rows.items())]
             return Shown({"rows": rows}, [*(lines or ["no rows"]), "Nothing was changed"])
-        write_entities(context.home, known)
+        erasure.write_entities(context.home, known)
         ids = [(c, sorted(each)) for c, each in eraser.theirs.keys.items() if c in eraser.ids]
         write_atomically(progress, json.dumps(ids).encode(), private=True)
         with Journal(context.home / "audit").recorded("erase", subject={"entity": digest}) as act:
             found = {"entity": digest, "keys": [*values], **_erased(eraser, context, places)}
             act.update(rows=sum(found["rows"].values()), left=len(found["still_found"]))
-        file = context.home / FOLDER / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{digest[:16]}.json"
+        file = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{digest[:16]}.json"
         put(file, signed(key_store(context.home), found))
         put(file.with_suffix(".txt"), "".join(f"{n}: {json.dumps(v)}\n" for n, v in found.items()))
         progress.unlink()
@@ -123,30 +105,32 @@ def erase(
     return Shown(found, lines, EXIT_DATA if left else 0)
 
 
-def _erased(eraser: Eraser, context: Context, backups: list[Location]) -> dict[str, Any]:
+def _erased(eraser: state.Eraser, context: Context, backups: list[Location]) -> dict[str, Any]:
     """Do it; what the certificate says."""
     settings, home = context.settings, context.home
-    online = forget_entities(eraser.theirs, settings, count_only=False)
+    forgotten = forget_entities(eraser.theirs, settings, count_only=False)
+    online = {f"online: {view}": num for view, num in forgotten.items()}
     with ExitStack() as held:
         for model in log.logged_models(home):
             folder = log.model_folder(home, model)
             held.enter_context(folder_held(folder, exclusive=True))
             for day in children(folder):
                 remove_replaced(day)
-        eraser.erase(Folder(home))
+        eraser.erase(state.Folder(home))
     if settings.location is not None:
-        erase_builds(eraser, settings.location)
-    generations = [erase_backups(eraser, location) for location in backups]
-    found = {p.label: eraser.find(p) for p in _places(eraser, backups)}
+        state.erase_builds(eraser, settings.location)
+    generations = [state.erase_backups(eraser, location) for location in backups]
+    places = _places(eraser, backups)
+    found = {f"{p.label}: {name}": num for p in places for name, num, _, _ in eraser.find(p)}
     tables = read_pipeline_config(settings.feature_repo).features.raw_tables
     keys = {name for columns in eraser.theirs.keys for name in columns} - {*sum(eraser.ids, ())}
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "who": process_identity(),
-        "rows": _by_folder(eraser.erased) | {f"online: {view}": n for view, n in online.items()},
+        "rows": _by_folder(eraser.erased.items()) | online,
         "files_changed_in_backups": generations,
         "searched": "rows and values" if eraser.marks else "rows; the value is too short for more",
-        "still_found": {f"{label}: {n}": num for label, f in found.items() for n, num in f.items()},
+        "still_found": found,
         "not_readable": eraser.unread,
         "to_be_erased_by_their_owner": [t.uri for t in tables if keys <= t.columns.keys()],
         "cannot_be_rebuilt": eraser.changed,
@@ -179,42 +163,36 @@ def export_subject(folder: Path, /, *, entity: Entity, context: Here) -> Shown:
     acting(context.settings, "administer", None)
     if folder.exists():
         raise ConfigurationError(f"{folder} exists; expected a new folder. Nothing was written")
-    values, home, written = _values(entity), context.home, Counter[str]()
+    values, written, held = _values(entity), Counter[str](), list[tuple[str, int]]()
     published = published_path(context.settings.features_home).parent.name
-
-    def write(name: str, file: Path, masks: list[Mask]) -> None:
-        """Months of a published table, and days of the log, are one file."""
-        if published not in name.split("/") and not name.startswith("predictions/"):
-            return
-        table = f"{'.'.join(Path(name).parts[-3:-1])}.jsonl"
-        with pq.ParquetFile(file) as source, (folder / table).open("a") as lines:
-            for number, mask in enumerate(masks):
-                rows = source.read_row_group(number).filter(pa.array(mask)).to_pylist()
-                lines.writelines(json.dumps(each, default=str) + "\n" for each in rows)
-                written[table] += len(rows)
-
     private_folder(folder)
     with _eraser(context, values, alone=False) as (eraser, _):
-        eraser.learn(Folder(home))
-        held = _by_folder(eraser.find(Folder(home), write))
+        eraser.learn(state.Folder(context.home))
+        for name, num, file, masks in eraser.find(state.Folder(context.home)):
+            held.append((name, num))
+            if not num or not (published in name.split("/") or name.startswith("predictions/")):
+                continue
+            # Months of a published table, and days of the log, are one file.
+            table = f"{'.'.join(Path(name).parts[-3:-1])}.jsonl"
+            written[table] += num
+            with pq.ParquetFile(file) as source, (folder / table).open("a") as given:
+                for number, mask in enumerate(masks):
+                    rows = source.read_row_group(number).filter(pa.array(mask)).to_pylist()
+                    given.writelines(json.dumps(each, default=str) + "\n" for each in rows)
     tables = read_pipeline_config(context.settings.feature_repo).features.raw_tables
     sources = {table.name: table.uri for table in tables}
-    index = {"entity": values, "files": written, "sources": sources, "rows_held": held}
+    index = {"entity": values, "files": written, "sources": sources, "rows_held": _by_folder(held)}
     (folder / "index.json").write_text(json.dumps(index, indent=1))
     lines = [row(str(num), name) for name, num in sorted(written.items())]
     return Shown(index, [*lines, row("Written", folder)])
 
 
 def _values(entity: list[str]) -> dict[str, str]:
-    if unclear := [text for text in entity if not all(text.partition("=")[::2])]:
+    found = dict(sorted(text.partition("=")[::2] for text in entity))
+    if not all((*found, *found.values())) or len(found) < len(entity):
         raise ConfigurationError(
-            f"--entity {unclear[0]} names no value; write it as NAME=VALUE. Nothing was changed"
-        )
-    found = dict(sorted(text.split("=", 1) for text in entity))
-    if len(found) < len(entity):
-        raise ConfigurationError(
-            f"--entity names {', '.join(found)} twice; erase one entity after the other. Nothing "
-            "was changed"
+            f"--entity {' '.join(entity)} names no entity, or several; write each key of one once, "
+            "as NAME=VALUE. Nothing was changed"
         )
     return found
 
@@ -222,31 +200,32 @@ def _values(entity: list[str]) -> dict[str, str]:
 @contextmanager
 def _eraser(
     context: Context, values: dict[str, str], *, alone: bool
-) -> Iterator[tuple[Eraser, ErasedEntities]]:
+) -> Iterator[tuple[state.Eraser, erasure.ErasedEntities]]:
     """What looks for an entity, and the list of erased ones with it."""
     home, every = context.home, [values]
     if log.mask_key_file(home).exists():  # as the prediction log may have it
         mask = log.open_mask(home)
         every.append({name: mask.text(value) for name, value in values.items()})
-    theirs = Theirs(keys={tuple(values): {SEPARATOR.join(each.values()) for each in every}})
+    texts = {erasure.SEPARATOR.join(each.values()) for each in every}
+    theirs = erasure.Theirs(keys={tuple(values): texts})
     held, near = (only_run(home), home) if alone else (nullcontext(), None)
-    with held, scratch_folder(ASIDE, near) as scratch:
-        known = (read_entities(home) or new_entities()).with_entities(every)
-        yield Eraser(context.settings, theirs, tuple(values.values()), scratch), known
+    with held, scratch_folder(state.ASIDE, near) as scratch:
+        known = (erasure.read_entities(home) or erasure.new_entities()).with_entities(every)
+        yield state.Eraser(context.settings, theirs, tuple(values.values()), scratch), known
 
 
-def _places(eraser: Eraser, backups: list[Location]) -> Iterator[Place]:
+def _places(eraser: state.Eraser, backups: list[Location]) -> Iterator[state.Place]:
     """All that hold files of the state."""
     settings, scratch = eraser.settings, eraser.scratch
-    yield Folder(settings.home)
+    yield state.Folder(settings.home)
     if settings.location is not None:
-        yield from builds_of(settings.location, scratch)
+        yield from state.builds_of(settings.location, scratch)
     for location in backups:
-        yield from (place for _, place in backups_of(settings, location, scratch))
+        yield from (place for _, place in state.backups_of(settings, location, scratch))
 
 
-def _by_folder(rows: dict[str, int]) -> dict[str, int]:
+def _by_folder(rows: Iterable[tuple[str, int]]) -> dict[str, int]:
     found = Counter[str]()
-    for name, num in rows.items():
+    for name, num in rows:
         found["/".join(name.split("/")[:2])] += num
     return dict(found)

@@ -5,7 +5,6 @@ The catalogue of a framework, such as ISO/IEC 27001:2022, is a file of `framewor
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -111,8 +111,7 @@ def evidence(
     about |= {"time": f"{now:%FT%TZ}", "falaj": version("falaj"), "who": process_identity()}
     template = page_environment().get_template("evidence.html.j2")
     files[PAGE] = template.render(judged=judged, states=states, now=now, **about).encode()
-    sha256 = {name: hashlib.sha256(each).hexdigest() for name, each in files.items()}
-    digests = {n: {"sha256": sha256[n], "bytes": len(each)} for n, each in files.items()}
+    digests = {n: {"sha256": sha256(c).hexdigest(), "bytes": len(c)} for n, c in files.items()}
     files[MANIFEST] = signed(key_store(home), {**about, "files": digests}).encode()
     folder = out / f"evidence-{framework}-{now:%Y%m%dT%H%M%SZ}"
     about |= {"page": folder / PAGE, "archive": _write(folder, files, now), "states": states}
@@ -253,5 +252,5 @@ def _whole(opened: zipfile.ZipFile, files: dict[str, Any]) -> Iterator[str]:
         known, is_plain = files.get(info.filename, {}), info.compress_type == zipfile.ZIP_STORED
         if is_plain and info.file_size == known.get("bytes"):
             with suppress(*_UNREADABLE):
-                if hashlib.sha256(opened.read(info)).hexdigest() == known["sha256"]:
+                if sha256(opened.read(info)).hexdigest() == known["sha256"]:
                     yield info.filename

@@ -244,14 +244,10 @@ class _Verifier:
         if record.manifest and learnt_from and snapshot not in learnt_from:
             yield Checked(data.name, snapshot, "changed", "the lineage names another snapshot")
         if BILL_FILE in files and not record.damage and learnt_from:
-            yield from self._unlike(folder / BILL_FILE)
-
-    def _unlike(self, bill: Path) -> Iterator[Checked]:
-        """Data of the bill, whose digest is kept apart, that the lineage does not know."""
-        known = {data.version for data in self.chain.origins}
-        for sha256, name in digests_in(bill, "data").items():
-            if sha256 not in known:
-                yield Checked(name, sha256, "changed", "not in the lineage")
+            known = {each.version for each in self.chain.origins}
+            for sha256, named in digests_in(folder / BILL_FILE, "data").items():
+                if sha256 not in known:
+                    yield Checked(named, sha256, "changed", "not in the lineage")
 
     def _stored(self, origin: Origin) -> Checked:
         name, sha256, uri = origin.data.name, origin.data.version, origin.uri

@@ -15,7 +15,9 @@ import socket
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -30,18 +32,10 @@ from starlette.types import Receive, Scope, Send
 
 from infra.gateway.config import AUTHORIZER_SOCKET
 from infra.orchestration.client import platform_folder, read_password
+from infra.platform.api import basic_auth
 from infra.platform.config import MLFLOW_SECRET
+from tasks.governance import identity
 from tasks.governance.access import Asked, access_table
-from tasks.governance.identity import (
-    SignIn,
-    Subject,
-    creator_headers,
-    read_sign_in,
-    session_over,
-    sign_in_file,
-    subject_of,
-    switched_off,
-)
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.files import file_state, private_folder
@@ -59,13 +53,12 @@ class UnknownCallerError(FalajError):
 
 @dataclass(frozen=True)
 class Call:
-    """A request as Envoy describes it: the claims are verified, the headers its own."""
+    """A request as Envoy describes it: the claims in its headers are verified."""
 
     method: str
     path: str
-    claims: str
-    certificate: str
-    body: bytes = b""
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class Authorizer:
@@ -74,7 +67,6 @@ class Authorizer:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._journal = Journal(home / "audit")
-        self._config: tuple[object, SignIn | None] = (None, None)
         self._noted: OrderedDict[object, float] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -84,7 +76,7 @@ class Authorizer:
         try:
             config = self._sign_in()
             subject, session = self._caller(call, config)
-            if subject.name in switched_off(self._home):
+            if subject.name in identity.switched_off(self._home):
                 raise ConfigurationError("the account is switched off")
             if reason := access_table().refusal(subject, asked, config):
                 raise ConfigurationError(reason)
@@ -102,50 +94,41 @@ class Authorizer:
         except FalajError as exc:  # the journal cannot be written
             return 503, f"{exc}\n", {}
 
-    def _sign_in(self) -> SignIn:
-        seen = file_state(sign_in_file(self._home))
-        if self._config[0] != seen or self._config[1] is None:
-            self._config = (seen, read_sign_in(self._home))
-        if self._config[1] is None:
+    def _sign_in(self) -> identity.SignIn:
+        config = _read_sign_in(self._home, file_state(identity.sign_in_file(self._home)))
+        if config is None:
             raise ConfigurationError("nobody can sign in here")
-        return self._config[1]
+        return config
 
-    def _caller(self, call: Call, config: SignIn) -> tuple[Subject, object]:
+    def _caller(self, call: Call, config: identity.SignIn) -> tuple[identity.Subject, object]:
         """Who asks, and what is the same for all requests of one sign-in."""
-        if call.claims:
-            claims = json.loads(base64.urlsafe_b64decode(call.claims + "=="))
-            if over := session_over(claims, config):
+        if told := call.headers.get("x-falaj-claims"):
+            claims = json.loads(base64.urlsafe_b64decode(told + "=="))
+            if over := identity.session_over(claims, config):
                 raise UnknownCallerError(over)
-            subject = subject_of(claims, config)
+            subject = identity.subject_of(claims, config)
             return subject, (subject, claims.get("iat"))
-        found = CERTIFICATE.search(call.certificate)
+        found = CERTIFICATE.search(call.headers.get("x-forwarded-client-cert", ""))
         program = config.programs.get(found[1]) if found else None
         if found is None or program is None:
             raise UnknownCallerError("sign in: no token of this installation's issuer was shown")
-        subject = Subject(found[1], program.tenant, program.roles, program.use_cases)
+        subject = identity.Subject(found[1], program.tenant, program.roles, program.use_cases)
         return subject, subject
 
-    def _headers(self, subject: Subject, asked: Asked) -> dict[str, str]:
+    def _headers(self, subject: identity.Subject, asked: Asked) -> dict[str, str]:
         """For the server behind: its own key, and who asks."""
-        folder, found = (
-            platform_folder(self._home),
-            {"x-falaj-subject": quote(subject.name, safe=NAMES)},
-        )
-        password = None
+        folder = platform_folder(self._home)
+        found = {"x-falaj-subject": quote(subject.name, safe=NAMES)}
         if asked.service == "prefect":
-            password = read_password(folder)
-            found |= creator_headers(subject.name)
+            found |= basic_auth(read_password(folder)) | identity.creator_headers(subject.name)
         elif asked.service in ("mlflow", "reports"):
-            password = read_password(folder, MLFLOW_SECRET) or read_password(folder)
+            found |= basic_auth(read_password(folder, MLFLOW_SECRET) or read_password(folder))
         elif asked.service == "serving":
             token = (self._home / ADMIN_TOKEN).read_text(encoding="ascii").strip()
             found["authorization"] = f"Bearer {token}"
-        if password:
-            basic = base64.b64encode(password.encode()).decode()
-            found["authorization"] = f"Basic {basic}"
         return found
 
-    def _note_entry(self, subject: Subject, session: object) -> None:
+    def _note_entry(self, subject: identity.Subject, session: object) -> None:
         """A line when somebody comes with a sign-in that was not seen yet."""
         with self._lock:
             if session not in self._noted:
@@ -154,7 +137,7 @@ class Authorizer:
                 self._is_new(session, 0)
 
     def _note_refusal(
-        self, call: Call, subject: Subject | None, asked: Asked | None, reason: str
+        self, call: Call, subject: identity.Subject | None, asked: Asked | None, reason: str
     ) -> None:
         """A line for a refusal; of equal ones a line a second."""
         with self._lock:
@@ -175,7 +158,13 @@ class Authorizer:
         return True
 
 
-def _facts(call: Call, subject: Subject | None, asked: Asked | None) -> dict[str, Any]:
+@lru_cache(maxsize=1)
+def _read_sign_in(home: Path, _: object) -> identity.SignIn | None:
+    """Read again where the state of its file is another."""
+    return identity.read_sign_in(home)
+
+
+def _facts(call: Call, subject: identity.Subject | None, asked: Asked | None) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "subject": {"method": call.method[:20], "path": call.path[:200]},
         "who": {"subject": subject and subject.name, "tenant": subject and subject.tenant},
@@ -197,13 +186,8 @@ def authorizer_app(home: Path) -> Starlette:
 
     async def decide(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        call = Call(
-            method=request.method,
-            path=scope["raw_path"].decode("latin-1").removeprefix("/decide"),
-            claims=request.headers.get("x-falaj-claims", ""),
-            certificate=request.headers.get("x-forwarded-client-cert", ""),
-            body=await request.body(),
-        )
+        path = scope["raw_path"].decode("latin-1").removeprefix("/decide")
+        call = Call(request.method, path, request.headers, await request.body())
         status, text, headers = await run_in_threadpool(authorizer.decide, call)
         await PlainTextResponse(text, status, headers)(scope, receive, send)
 

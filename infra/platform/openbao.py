@@ -28,7 +28,6 @@ PROGRAMS = ("platform", "worker", "serving", "accounts")
 """Processes that sign in by a file of `openbao/secrets`."""
 INITIALISING_S = 300
 """Its answer comes once: who stops waiting for it has lost the first token."""
-DAY = timedelta(days=1)
 
 
 class OpenBaoFiles:
@@ -46,7 +45,6 @@ class OpenBaoFiles:
         self.secrets = self.folder / "secrets"
         self.data = self.folder / "raft"
         self.config = self.folder / "config.hcl"
-        self.audit = self.folder / "audit.log"
         self.client = home / OWN
         self.seal = self.secrets / "seal.key"
         self.root = self.secrets / "root"
@@ -101,12 +99,15 @@ def set_up(files: OpenBaoFiles, url: str, redirect_urls: Sequence[str] = ()) -> 
 
     Raises:
         TransientError: it does not answer yet.
-        RefusedError: it was initialised, and its first token is lost; start it again.
+        RefusedError: it was initialised, and its first token is lost; `prepare` mends that.
     """
     root = OpenBao(url, files.root, files.authority.certificate)
     if not files.client.exists():
         if not files.root.exists():
-            _initialise(files, url)
+            nobody = OpenBao(url, None, files.authority.certificate, INITIALISING_S)
+            made = nobody.ask("post", "sys/init", recovery_shares=1, recovery_threshold=1)
+            write_atomically(files.recovery, made["recovery_keys"][0], private=True)
+            write_atomically(files.root, made["root_token"], private=True)
         _configure(files, root)
     accounts = OpenBao(url, files.secrets / "accounts", files.authority.certificate)
     _publish(files, accounts, redirect_urls)
@@ -127,7 +128,7 @@ def is_well(files: OpenBaoFiles) -> bool:
     """
     url = own_openbao(files.home)[KEYS]
     OpenBao(url, None, files.authority.certificate).ask("get", "sys/health")  # in no audit log
-    return expires_at(files.server.certificate) > datetime.now(UTC) + DAY
+    return expires_at(files.server.certificate) > datetime.now(UTC) + timedelta(days=1)
 
 
 def program(home: Path, name: str) -> OpenBao:
@@ -140,18 +141,6 @@ def program(home: Path, name: str) -> OpenBao:
         raise NotRunningError(f"no OpenBao is on {home}; start one: `openbao: true` for falaj up")
     files = OpenBaoFiles(home)
     return OpenBao(known[KEYS], files.secrets / name, files.authority.certificate)
-
-
-def _initialise(files: OpenBaoFiles, url: str) -> None:
-    """Keep the first token and the recovery key.
-
-    Raises:
-        RefusedError: an earlier answer to this was not kept. `prepare` mends that.
-    """
-    nobody = OpenBao(url, None, files.authority.certificate, INITIALISING_S)
-    made = nobody.ask("post", "sys/init", recovery_shares=1, recovery_threshold=1)
-    write_atomically(files.recovery, made["recovery_keys"][0], private=True)
-    write_atomically(files.root, made["root_token"], private=True)
 
 
 def _configure(files: OpenBaoFiles, root: OpenBao) -> None:

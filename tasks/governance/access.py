@@ -5,8 +5,8 @@ row of `access.yaml` opens.
 """
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,35 +19,24 @@ TABLE = Path(__file__).with_name("access.yaml")
 
 
 @dataclass(frozen=True)
-class Row:
-    """Requests of one class.
+class Asked:
+    """What a request would do.
 
     Attributes:
-        use_case: whose they are, where the path does not say it itself; `*`: no tenant's.
+        use_case: to what is this one's; None: to the whole installation's; `*`: to no tenant's.
     """
 
     service: str
-    methods: frozenset[str]
-    path: re.Pattern[str]
     action: Action
     use_case: str | None = None
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a request would do; without a use case, to the whole installation."""
-
-    service: str
-    action: Action
-    use_case: str | None
-
-
-@dataclass(frozen=True)
 class AccessTable:
-    """Roles with their actions, and the rows in their order."""
+    """Roles with their actions; methods and paths of requests, in their order, and what they do."""
 
     roles: Mapping[str, frozenset[Action]]
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[frozenset[str], re.Pattern[str], Asked], ...]
 
     def asked(self, method: str, path: str) -> Asked | None:
         """What a request would do; None where nothing is known of it, so that it is refused.
@@ -57,21 +46,16 @@ class AccessTable:
             path: as it was sent, without the query. Nothing is decoded: a path that hides letters
                 fits no row.
         """
-        for row in self.rows:
-            if method in row.methods and (found := row.path.fullmatch(path)):
-                named = found.groupdict().get("use_case")
-                return Asked(row.service, row.action, named or row.use_case)
+        for methods, pattern, asked in self.rows:
+            if method in methods and (found := pattern.fullmatch(path)):
+                return replace(asked, use_case=found.groupdict().get("use_case") or asked.use_case)
         return None
-
-    def allows(self, roles: Collection[str], action: Action) -> bool:
-        """True where one of the roles has the action; a role that is not in the table has none."""
-        return any(action in self.roles.get(role, ()) for role in roles)
 
     def refusal(self, subject: Subject, asked: Asked | None, config: SignIn) -> str:
         """Why a subject may not do it; empty where it may."""
         if asked is None:
             return "nothing is known of this path"
-        if not self.allows(subject.roles, asked.action):
+        if not any(asked.action in self.roles.get(role, ()) for role in subject.roles):
             return f"no role of yours has the action {asked.action}"
         if asked.use_case == EVERY:
             return ""
@@ -89,7 +73,7 @@ def access_table() -> AccessTable:
     actions = {*get_args(Action)}
     roles = {role: frozenset(actions & set(named)) for role, named in read["roles"].items()}
     rows = tuple(
-        Row(service, frozenset(methods.split("|")), re.compile(path), action, *use_case)
+        (frozenset(methods.split("|")), re.compile(path), Asked(service, action, *use_case))
         for service, listed in read["services"].items()
         for methods, path, action, *use_case in listed
     )

@@ -122,12 +122,12 @@ class Theirs:
             their values, and ids of rows that tables without their keys name.
     """
 
-    entities: ErasedEntities | None = None
+    entities: ErasedEntities = field(default_factory=new_entities)
     keys: dict[tuple[str, ...], set[str]] = field(default_factory=dict)
 
     def columns(self, names: Collection[str]) -> list[str]:
         """Columns by which rows of a table are known; none where no row of it can be theirs."""
-        keys = {*self.keys, *(entity.keys for entity in self._listed)}
+        keys = {*self.keys, *(entity.keys for entity in self.entities.entities)}
         return sorted({column for each in keys for column in _named(each, names)})
 
     def rows(self, table: pa.Table) -> Mask:
@@ -135,18 +135,14 @@ class Theirs:
         found = np.zeros(table.num_rows, bool)
         for columns, texts in self.keys.items():
             if (values := _joined(table, columns)) is not None:
-                found |= _is_in(values, pa.array(sorted(texts), pa.string()))
-        for keys in {entity.keys for entity in self._listed}:
-            known = {entity.digest for entity in self._listed if entity.keys == keys}
-            if self.entities and (values := _joined(table, keys)) is not None:
+                found |= _is_in(values, sorted(texts))
+        known = {entity.digest for entity in self.entities.entities}
+        for keys in {entity.keys for entity in self.entities.entities}:
+            if (values := _joined(table, keys)) is not None:
                 distinct = filter(None, pc.unique(values).to_pylist())
                 theirs = [t for t in distinct if self.entities.digest(keys, [t]) in known]
-                found |= _is_in(values, pa.array(theirs, pa.string()))
+                found |= _is_in(values, theirs)
         return found
-
-    @property
-    def _listed(self) -> tuple[ErasedEntity, ...]:
-        return self.entities.entities if self.entities else ()
 
     def note_ids(self, table: pa.Table, columns: tuple[str, ...]) -> None:
         """Keep the ids of these rows, which other tables name."""
@@ -167,7 +163,8 @@ def _joined(table: pa.Table, keys: tuple[str, ...]) -> pa.Array | None:
     return pc.binary_join_element_wise(*texts, SEPARATOR).combine_chunks()
 
 
-def _is_in(values: pa.Array, wanted: pa.Array) -> Mask:
+def _is_in(values: pa.Array, texts: list[str]) -> Mask:
+    wanted = pa.array(texts, pa.string())
     return np.asarray(pc.is_in(values, value_set=wanted).to_numpy(zero_copy_only=False), bool)
 
 

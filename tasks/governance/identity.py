@@ -213,10 +213,6 @@ def verified(token: str, config: SignIn) -> Subject:
     """
     import jwt
 
-    class Keys(jwt.PyJWKClient):
-        def fetch_data(self) -> Any:
-            return fetch_json(self.uri, config)
-
     refused = "the token was refused: {}. Run `falaj login` for a new one. Nothing was done"
     if len(token) > MAX_TOKEN_BYTES:
         raise AccessError(refused.format("it is too long"))
@@ -224,7 +220,8 @@ def verified(token: str, config: SignIn) -> Subject:
         header = jwt.get_unverified_header(token)
         if header.get("alg") not in ALGORITHMS:
             raise AccessError(refused.format(f"its algorithm is {header.get('alg')!r}"))
-        key = Keys(str(discovered(config)["jwks_uri"])).get_signing_key_from_jwt(token)
+        keys = fetch_json(str(discovered(config)["jwks_uri"]), config)
+        key = jwt.PyJWKSet.from_dict(keys)[str(header.get("kid"))]
         claims = jwt.decode(
             token,
             key,
@@ -234,7 +231,7 @@ def verified(token: str, config: SignIn) -> Subject:
             leeway=LEEWAY_S,
             options={"require": ["exp", "iat", "iss", "aud"]},
         )
-    except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
+    except (jwt.PyJWTError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise AccessError(refused.format(exc)) from exc
     if problem := session_over(claims, config):
         raise AccessError(refused.format(problem))
@@ -278,7 +275,7 @@ def discovered(config: SignIn) -> dict[str, Any]:
         ConfigurationError: it is another issuer, or names no addresses.
         TransientError: it does not answer.
     """
-    found: dict[str, Any] = fetch_json(config.discovery_url, config)
+    found = fetch_json(config.discovery_url, config)
     wanted = ("authorization_endpoint", "token_endpoint", "jwks_uri")
     if found.get("issuer") != config.issuer or not all(found.get(name) for name in wanted):
         raise ConfigurationError(
@@ -288,15 +285,15 @@ def discovered(config: SignIn) -> dict[str, Any]:
     return found
 
 
-def fetch_json(url: str, config: SignIn) -> Any:
+def fetch_json(url: str, config: SignIn) -> dict[str, Any]:
     """A document of the issuer of sign-ins.
 
     Raises:
         TransientError: it does not answer.
     """
     try:
-        return json.loads(fetch(url, config.ca_file))
-    except (OSError, HTTPException, ValueError) as exc:
+        return dict(json.loads(fetch(url, config.ca_file)))
+    except (OSError, HTTPException, ValueError, TypeError) as exc:
         raise TransientError(f"the issuer at {url} does not answer as one: {exc}") from exc
 
 
@@ -306,11 +303,9 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
     Raises:
         OSError: it is not to be had, is too long, or the issuer sends elsewhere for it.
     """
-    how: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
-    if url.startswith("https:"):
-        context = ssl.create_default_context(cafile=ca_file)
-        how.append(urllib.request.HTTPSHandler(context=context))
-    with urllib.request.build_opener(*how).open(url, timeout=ISSUER_TIMEOUT_S) as answer:
+    tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect(), tls)
+    with opener.open(url, timeout=ISSUER_TIMEOUT_S) as answer:
         content: bytes = answer.read(MAX_ANSWER_BYTES + 1)
     if len(content) > MAX_ANSWER_BYTES:
         raise OSError(f"{url} answered with more than {MAX_ANSWER_BYTES} bytes")

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,6 @@ BEGINNING = "0" * 64
 BEGIN = "begin-journal"
 """Action of a journal's first line."""
 ID_LENGTH = 16
-FILE_MODE = 0o600
 SHIP_EVERY_S, SHIP_AGAIN_AFTER_S, SHIP_WITHIN_S = 1.0, 60.0, 5.0
 FLOW_RUN: ContextVar[str | None] = ContextVar("falaj_flow_run", default=None)
 """Id of the flow run on whose behalf this process works; a task sets it."""
@@ -225,7 +225,7 @@ class Journal:
         seen = {"journal": name, "number": number, "digest": digest, "time": moment}
         head = self._signed(before, seen)
         newest = max([f"journal-{now:%Y-%m}.jsonl", *(file.name for file in self._files()[-1:])])
-        append(self.folder / newest, [text], mode=FILE_MODE)
+        append(self.folder / newest, [text], mode=0o600)
         location = shipping_location()
         if location and time.monotonic() >= _next_ships_s.get(self.folder, 0):
             head = self._shipped(location, head)
@@ -264,7 +264,8 @@ class Journal:
         return head.model_copy(update=seen)
 
     def _newest_line(self) -> JournalLine | None:
-        found = ((file, _last_line(file)) for file in reversed(self._files()))
+        filled = (file for file in reversed(self._files()) if file.stat().st_size)
+        found = ((file, _last_line(file)) for file in filled)
         return next((JournalLine(file.name, 0, line) for file, line in found if line), None)
 
     def _files(self) -> list[Path]:
@@ -295,9 +296,8 @@ class Journal:
                     raise errors.ArtifactError(
                         f"the journal in {self.folder} ends at line {head.number}, and {location}/"
                         f"{_next_name(head)} names a line that is not in it: a copy of this state "
-                        "went on elsewhere, or lines were removed here. Nothing was done. Run "
-                        "`falaj audit verify`; if this is a restored state that is to go on by "
-                        "itself, `falaj audit begin`"
+                        "went on elsewhere, or lines were removed. Nothing was done. Run `falaj "
+                        "audit verify`; a copy that is to go on by itself needs `falaj audit begin`"
                     )
                 self._put(head := self._signed(head, {"shipped": head.shipped + 1}))
             _next_ships_s[self.folder] = 0
@@ -381,13 +381,5 @@ def _next_name(head: Head) -> str:
 
 def _last_line(file: Path) -> bytes:
     """The last line, found from the end: the file may be long."""
-    block = 8192
-    with file.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        while True:
-            start = max(0, size - block)
-            stream.seek(start)
-            before, _, last = stream.read().rstrip(b"\n").rpartition(b"\n")
-            if before or start == 0:
-                return last
-            block *= 2
+    with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+        return content[content.rfind(b"\n", 0, -1) + 1 :].rstrip(b"\n")

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -37,7 +38,6 @@ BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://model_signing/signature/v1.0"
-_REFUSED: set[tuple[Path, str, str]] = set()
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
@@ -66,9 +66,8 @@ def sign(home: Path, subject: str, files: Mapping[str, str], target: Path | None
     """
     text = _bundle(key_store(home), subject, files)
     key = verify(trusted_keys(home, MODELS), subject, text, files)
-    Journal(home / "audit").append(
-        "sign", outcome="ok", subject={"signed": subject}, key=key, files=len(files)
-    )
+    facts = {"subject": {"signed": subject}, "key": key, "files": len(files)}
+    Journal(home / "audit").append("sign", outcome="ok", **facts)
     put(target or record_path(home, subject), text)
 
 
@@ -93,7 +92,7 @@ def check(
     try:
         return verify(trusted_keys(home, name), subject, read(source), files)
     except SignatureError as exc:
-        refused(home, subject, exc)
+        refused(home, subject, exc.code, str(exc))
         raise
 
 
@@ -131,7 +130,8 @@ def find_signed(store: ArtifactStore, kind: str, key: str, value_type: type[Valu
     if (value := store.find(kind, key, value_type)) is not None:
         _check_value(home, subject, value)
     elif there:
-        refused(home, subject, SignatureError(f"{subject} was changed or damaged; it was removed"))
+        said = f"{subject} was changed or damaged; it was removed"
+        refused(home, subject, SignatureError.code, said)
     return value
 
 
@@ -182,19 +182,12 @@ def read(source: Path) -> str | None:
     return None
 
 
-def refused(home: Path, subject: str, exc: FalajError) -> None:
-    """Record in the journal, once a process, that something signed was refused."""
-    if (home, subject, str(exc)) in _REFUSED:  # servers try again and again
-        return
-    _REFUSED.add((home, subject, str(exc)))
+@cache
+def refused(home: Path, subject: str, code: str, said: str) -> None:
+    """Record in the journal that something signed was refused; once, as servers try again."""
+    facts = {"subject": {"signed": subject}, "outcome": "refused", "code": code, "said": said}
     with suppress(FalajError):  # a place that cannot be written must not open what is refused
-        Journal(home / "audit").append(
-            "refuse-signature",
-            subject={"signed": subject},
-            outcome="refused",
-            code=exc.code,
-            said=exc,
-        )
+        Journal(home / "audit").append("refuse-signature", **facts)
 
 
 def verify(

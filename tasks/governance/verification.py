@@ -20,7 +20,6 @@ from tasks.kernel.location import Location
 from tasks.kernel.settings import bring
 
 Kind = Literal["changed", "cut", "forked", "unsigned"]
-READERS = 16
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ def _shipped(location: Location) -> dict[str, dict[int, Head | None]]:
     """Shipped heads by the journal's name and their own number; None where one is spoilt."""
     found: dict[str, dict[int, Head | None]] = defaultdict(dict)
     names = [name for name in location.entries("heads") if name.rpartition("/")[2].isdecimal()]
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(16) as pool:
         for name, text in zip(names, pool.map(location.read, names), strict=True):
             _, journal, number = name.rsplit("/", 2)
             found[journal][int(number)] = Head.of(text or b"")

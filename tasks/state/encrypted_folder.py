@@ -184,8 +184,7 @@ def _mount(home: Path, password: str, folder: Path | None = None) -> None:
         there = ", ".join(sorted(path.name for path in home.iterdir())[:5])
         raise ConfigurationError(
             f"{home} is encrypted and not mounted, and {there} lie in its place; look at them and "
-            "move them away, or run the `falaj encryption enable` again that was cut off. Nothing "
-            "was read"
+            "move them away, or run again the `falaj encryption enable` that was cut off"
         )
     make_folder(home)
     files = (folder or _folder(home)) / "files"

@@ -7,17 +7,17 @@ by file, after the note: a kill in between is mended by doing the same again.
 """
 
 import json
-import mmap
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from itertools import chain, count, groupby
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
 
@@ -49,7 +49,6 @@ SHORTEST_TEXT = 5
 """A shorter value, or a number, is found by chance in files that are no tables."""
 _NAMED = re.compile(r'"uri": ?"(artifact:[\w-]+/[\w-]+)/([^"]+)",\s*"sha256": ?"(\w{64})"')
 _ROW_ID = re.compile(r'"row_id": ?"(\w+)"')
-Chosen = Callable[[str, Path, list[Mask]], None]
 
 
 @dataclass
@@ -187,47 +186,30 @@ class Eraser:
                     for columns in ids:
                         self.theirs.note_ids(rows.filter(pa.array(self._own.rows(rows))), columns)
 
-    def find(self, place: Place, chosen: Chosen | None = None) -> dict[str, int]:
-        """Files that hold rows of theirs, and how many; 0 where one holds a value alone.
+    def find(self, place: Place) -> Iterator[tuple[str, int, Path, list[Mask]]]:
+        """Name, number of rows, path and masks of each content that has rows of theirs.
 
-        Args:
-            place: looked through, each content once.
-            chosen: gets the name, path and masks of each table.
+        The number is 0 where a file holds a value alone.
         """
-        found = dict[str, int]()
         for name, file in self._each(place):
             with self._readable(place, name):
-                masks, is_there = self._in_table(file) if name.endswith(TABLE) else ([], False)
-                rows = _num(masks)
-                if rows or is_there or self._holds(file):
-                    found[name] = rows
-                if rows and chosen:
-                    chosen(name, file, masks)
-        return found
+                masks = erasure.their_rows(file, self.theirs) if name.endswith(TABLE) else []
+                if masks or self._holds(file) or (name.endswith(TABLE) and self._says(file)):
+                    yield name, _num(masks), file, masks
 
-    def _in_table(self, file: Path) -> tuple[list[Mask], bool]:
-        """Rows of theirs, and whether a text holds a value, compressed as it may be."""
-        masks, is_there = [], False
+    def _says(self, file: Path) -> bool:
+        """Whether a text of a table holds a value, compressed as it may be."""
         with pq.ParquetFile(file) as table:
-            schema = table.schema_arrow
-            texts = [f.name for f in schema if self.marks and pa.types.is_string(f.type)]
-            wanted = sorted({*self.theirs.columns(schema.names), *texts})
-            for number in range(table.num_row_groups if wanted else 0):
-                group = table.read_row_group(number, wanted)
-                masks.append(self.theirs.rows(group))
-                found = (
-                    pc.match_substring(group[n], m.decode()) for n in texts for m in self.marks
-                )
-                is_there = is_there or any(pc.any(each).as_py() for each in found)
-        return masks, is_there
+            texts = [f.name for f in table.schema_arrow if pa.types.is_string(f.type)]
+            groups = range(table.num_row_groups if texts and self.marks else 0)
+            columns = (c for n in groups for c in table.read_row_group(n, texts).columns)
+            found = (pc.match_substring(c, mark.decode()) for c in columns for mark in self.marks)
+            return any(pc.any(each).as_py() for each in found)
 
     def _holds(self, file: Path) -> bool:
         if not self.marks or not file.stat().st_size:
             return False
-        with (
-            file.open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
+        with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
             return any(content.find(mark) >= 0 for mark in self.marks)
 
     def _each(self, place: Place, ends: str = "") -> Iterator[tuple[str, Path]]:
@@ -252,8 +234,7 @@ class Eraser:
         builds = [(build, [*inside]) for build, inside in groupby(sorted(place.names()), _build)]
         workers = usable_cores() if isinstance(place, Folder) else 1  # of others one copy is here
         with ThreadPoolExecutor(workers) as pool:
-            for _ in pool.map(lambda each: self._erase(place, *each), builds):
-                pass
+            list(pool.map(lambda each: self._erase(place, *each), builds))
 
     def _erase(self, place: Place, build: str, inside: list[str]) -> None:
         changed = dict[str, Path]()
@@ -281,9 +262,8 @@ class Eraser:
     def _make(self, place: Place, name: str, file: Path, target: Path) -> bool:
         if name.endswith(TABLE):
             if masks := erasure.their_rows(file, self.theirs):
-                self.erased[name if isinstance(place, Folder) else f"{place.label}/{name}"] = _num(
-                    masks
-                )
+                table = name if isinstance(place, Folder) else f"{place.label}/{name}"
+                self.erased[table] = _num(masks)
                 erasure.select(file, [~mask for mask in masks], target)
             return bool(masks)
         if not self._holds(file):
@@ -291,8 +271,11 @@ class Eraser:
         if name.endswith(TEXTS):
             target.write_bytes(self._text.sub(b"erased", file.read_bytes()))
             return True
-        if isinstance(place, Folder):
-            _overwrite_removed(file)
+        main = file.with_name(file.name.removesuffix("-wal"))
+        if isinstance(place, Folder) and is_sqlite(main):
+            with closing(sqlite3.connect(main, timeout=60, isolation_level=None)) as database:
+                database.execute("VACUUM")  # nothing of removed rows stays in free pages
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # and in the log
         return False
 
     def _noted(
@@ -306,8 +289,7 @@ class Eraser:
             changed[parts].write_text(described(tables[0]))
         before = {name.removeprefix(f"{build}/"): place.seen(name) for name in inside}
         new = {name.removeprefix(f"{build}/"): _seen(file) for name, file in changed.items()}
-        now = datetime.now(UTC)
-        was, is_now = (Build(value={}, files=f, finished=now) for f in (before, {**before, **new}))
+        was, is_now = (Build.model_construct(files=f) for f in (before, {**before, **new}))
         keys, digests = key_store(self.settings.home), dict[str, str]()
         if note in inside:
             known = place.path(note).read_text(encoding="utf-8")
@@ -345,15 +327,6 @@ def _num(masks: list[Mask]) -> int:
 
 def _seen(file: Path) -> tuple[str, int]:
     return files.digest_of(file), file.stat().st_size
-
-
-def _overwrite_removed(file: Path) -> None:
-    """Leave nothing of removed rows in the free pages and in the log of an SQLite file."""
-    main = file.with_name(file.name.removesuffix("-wal"))
-    if is_sqlite(main):
-        with closing(sqlite3.connect(main, timeout=60, isolation_level=None)) as database:
-            database.execute("VACUUM")
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def builds_of(location: Location, scratch: Path) -> Iterator[Objects]:
@@ -397,15 +370,13 @@ def erase_backups(eraser: Eraser, location: Location) -> dict[str, int]:
         for backup, place in backups_of(eraser.settings, location, eraser.scratch):
             before = dict(place.files)
             eraser.erase(place)
-            changed = {n: s for n, s in place.files.items() if before.get(n) != s}
+            changed = dict(place.files.items() - before.items())
             gone = before.keys() - place.files.keys()
             done[backup.name] = len(changed) + len(gone)
-            modes = {n: backup.files.get(n, Kept()).mode for n in changed}
-            kept = {
-                n: Kept(sha256=sha256, num_bytes=num_bytes, mode=modes[n])
-                for n, (sha256, num_bytes) in changed.items()
-            }
-            inside = {n: k for n, k in backup.files.items() if n not in gone} | kept
+            inside = {n: kept for n, kept in backup.files.items() if n not in gone}
+            for name, (sha256, num_bytes) in changed.items():
+                mode = inside.get(name, Kept()).mode
+                inside[name] = Kept(sha256=sha256, num_bytes=num_bytes, mode=mode)
             content = backup.model_copy(update={"files": inside}).model_dump_json().encode()
             sign(True)
             location.write(f"{BACKUPS}/{backup.name}.json", content)

@@ -1,14 +1,18 @@
-"""State in a location: buckets, and machines that share one."""
+"""State in a location: buckets, and machines that share one; its journal; what commands say."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow.fs import S3FileSystem
 
+from falaj.__main__ import main
 from infra.bench.processes import S3_KEY
 from tasks.contracts.base import Artifact, Contract
+from tasks.governance.journal import Journal
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.services.servers import s3_server
 
@@ -54,6 +58,19 @@ def build_notes(store: ArtifactStore, text: str = "hello", key: str = "k") -> No
         return Notes(text=folder.artifact("note.txt"), pages=folder.artifact("pages"))
 
     return store.build_once("notes", key, Notes, write)
+
+
+def acts(home: Path, action: str) -> list[dict[str, Any]]:
+    """The lines of a state's journal about one kind of act."""
+    lines = [line.content for line in Journal(home / "audit").lines()]
+    return [line for line in lines if line.get("action") == action]
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    """What a command says as JSON."""
+    capsys.readouterr()
+    assert main([*words, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
 
 
 def become(patch: pytest.MonkeyPatch, home: Path, url: str) -> None:

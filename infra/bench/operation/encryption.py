@@ -58,16 +58,12 @@ def figures(bench: Bench) -> Measured:
     cpu = interleaved(turns, bench.size(2, 1))
     ratio = median_ratio(cpu[ENCRYPTED], cpu[PLAIN])
     lost, answers = _lost_while_rotating(bench)
+    load = f"{ROTATIONS} rotations, {answers} answers at {PER_S:.0f} requests/s"
     return [
         at_most("encrypted loop, its CPU", ratio, 1.15, f"CPU seconds: {cpu}"),
         at_most("words found on the encrypted disk", found[ENCRYPTED], 0, f"of {len(WORDS)}"),
         at_least("words found on the plain disk", found[PLAIN], 3, "so the search finds them"),
-        at_most(
-            "answers lost in rotations of the key",
-            lost,
-            0,
-            f"{ROTATIONS} rotations, {answers} answers at {PER_S:.0f} requests/s",
-        ),
+        at_most("answers lost in rotations of the key", lost, 0, load),
     ]
 
 
@@ -94,18 +90,14 @@ def _lost_while_rotating(bench: Bench) -> tuple[int, int]:
     open_state(home, dict(environment))
     with replicas(home, 1) as made, made.load(PER_S) as answers:
         for _ in range(ROTATIONS):
-            wanted = len(answers) + PER_S
-            wait_until(partial(_has, answers, wanted), "a second of answers", 120)
-            environment = {**os.environ, **environment_of(home)}
-            run_python(
-                ["-m", "falaj", "encryption", "rotate"], bench.folder / "log.txt", environment
-            )
-        wanted = len(answers) + PER_S
-        wait_until(partial(_has, answers, wanted), "a second of answers", 120)
+            _await_a_second(answers)
+            run_python(["-m", "falaj", "encryption", "rotate"], log, environment)
+        _await_a_second(answers)
     # This process has files of it open.
     subprocess.run(["fusermount", "-uz", str(home)], check=True)
     return sum(not head.startswith(OK) for _, head in answers), len(answers)
 
 
-def _has(answers: list[tuple[float, bytes]], wanted: float) -> bool:
-    return len(answers) > wanted
+def _await_a_second(answers: list[tuple[float, bytes]]) -> None:
+    wanted = len(answers) + PER_S
+    wait_until(lambda: len(answers) > wanted, "a second of answers", 120)

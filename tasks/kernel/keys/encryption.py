@@ -1,7 +1,6 @@
 """Whether what is written is encrypted, and by which key."""
 
 from collections.abc import Mapping
-from functools import cache
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys.address import KEYS, keys_at
@@ -18,16 +17,11 @@ def encryption(environment: Mapping[str, str]) -> Envelopes | None:
         ConfigurationError: no key store is named, so that the keys would lie beside what they
             encrypt.
     """
-    name = environment.get(ENCRYPTION)
-    return _envelopes(name, environment.get(KEYS, "")) if name else None
-
-
-@cache
-def _envelopes(name: str, address: str) -> Envelopes:
-    if not address:
+    if not (name := environment.get(ENCRYPTION)):
+        return None
+    if not (address := environment.get(KEYS)):
         raise ConfigurationError(
-            f"{ENCRYPTION} is {name}, and {KEYS} is not set: keys in the state folder would lie "
-            "beside what they encrypt. Set it to the address of OpenBao, or to a folder elsewhere "
-            "(file:///folder). Nothing was read or written"
+            f"{ENCRYPTION} is {name}, and {KEYS} is not set: keys would lie beside what they "
+            "encrypt. Name OpenBao, or a folder elsewhere (file:///folder). Nothing was written"
         )
     return Envelopes(keys_at(address), name)

@@ -89,9 +89,8 @@ class Envelopes:
                 chunk = cipher.decrypt(nonce, sealed, None)
             except InvalidTag as exc:
                 raise ArtifactError(
-                    f"{where}: chunk {number} of {num_chunks} of its envelope was changed, cut or "
-                    "is of another object. Nothing of it was used; bring it from a backup with "
-                    "`falaj restore`"
+                    f"{where}: chunk {number} of {num_chunks} was changed, cut or is of another "
+                    "object. Nothing of it was used; bring it from a backup: `falaj restore`"
                 ) from exc
             yield chunk[max(0, start - number * CHUNK_BYTES) :]
 
@@ -103,22 +102,16 @@ class Envelopes:
             salt, prefix = bytes.fromhex(facts["salt"]), bytes.fromhex(facts["prefix"])
             name, encrypted = str(facts["key"]), str(facts["data_key"])
         except (ValueError, KeyError, TypeError) as exc:
-            raise no_envelope(where) from exc
+            raise ArtifactError(
+                f"{where} is no envelope, or it was changed; expected one, as encryption is on. "
+                "`falaj encryption enable` encrypts what was written before. It was not used"
+            ) from exc
         return _cipher(_decrypted(self.keys, name, encrypted), salt, where), prefix
 
 
 def is_envelope(beginning: bytes) -> bool:
     """Whether content begins as an envelope does."""
     return beginning.startswith(MAGIC)
-
-
-def no_envelope(where: str) -> ArtifactError:
-    """The error about content that should be encrypted."""
-    return ArtifactError(
-        f"{where} is not encrypted, or its envelope was changed; expected an envelope, since "
-        "encryption is on. `falaj encryption enable` encrypts what was written before. Nothing of "
-        "it was used"
-    )
 
 
 def sealed_range(start: int, end: int) -> tuple[int, int]:

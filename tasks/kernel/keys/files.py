@@ -67,8 +67,7 @@ class FileKeys:
         if self.is_shared():
             raise ConfigurationError(
                 f"FALAJ_STATE is set, and the key {name!r} in {self.folder} would be of this "
-                "machine alone: no other one could read what it encrypts. Keep keys in OpenBao, "
-                "and name it: FALAJ_KEYS, or keys: in server.yaml. Nothing was encrypted"
+                "machine alone; name OpenBao: FALAJ_KEYS, or keys: in server.yaml. Nothing was done"
             )
         key_id, text = self._newest(name, signs=False)
         nonce = os.urandom(NONCE_BYTES)
@@ -112,11 +111,8 @@ class FileKeys:
     def _add(self, name: str, versions: Mapping[str, str], *, signs: bool) -> dict[str, str]:
         if signs:
             key = ec.generate_private_key(ec.SECP256R1())
-            text = key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ).decode()
+            form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            text = key.private_bytes(serialization.Encoding.PEM, *form).decode()
             public = _public(key)
             key_id = id_of(public)
             self.publish(self.folder / name / f"{key_id}.pub", public.decode())
@@ -130,16 +126,14 @@ class FileKeys:
     def _versions(self, name: str) -> dict[str, str]:
         """Private keys by id, the newest last."""
         try:
-            return {
-                str(i): str(text) for i, text in json.loads(self._file(name).read_text()).items()
-            }
+            found = json.loads(self._file(name).read_text())
+            return {str(key_id): str(text) for key_id, text in found.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError) as exc:
             raise LostKeyError(
                 f"{self._file(name)} is damaged; expected the private keys {name!r}. Bring it from "
-                "a copy, or move it away: a new key is made then, and what is signed stays valid. "
-                "Nothing was changed"
+                "a copy, or move it away: a new key is made, and what is signed stays valid"
             ) from exc
 
     def _file(self, name: str) -> Path:

@@ -7,6 +7,7 @@ for the token of this needs no more than `POLICIES` of `infra.platform.openbao` 
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ ABSENT = "not found", "no existing key"
 
 class RefusedError(ConfigurationError):
     """OpenBao answered that the request is wrong, or that there is nothing of that name."""
+
+
+class NoKeyError(RefusedError):
+    """`transit` answered that there is no such key."""
 
 
 @dataclass(eq=False)
@@ -57,30 +62,29 @@ class OpenBao:
         from hvac import exceptions
         from requests.exceptions import RequestException, SSLError
 
-        was_new = self._client is None
+        was_new, bao = self._client is None, f"OpenBao at {self.url}"
         try:
             client = self._client = self._client or self._signed_in()
             answer = client.adapter.request(method, f"/v1/{path}", json=data or None)
         except OSError as exc:  # of requests, or of the authority's file
             if isinstance(exc, RequestException) and not isinstance(exc, SSLError):
-                raise TransientError(
-                    f"OpenBao at {self.url} is away: {type(exc).__name__}"
-                ) from exc
+                raise TransientError(f"{bao} is away: {type(exc).__name__}") from exc
             who = f"by {self.ca or 'an authority that is trusted here'}"
-            raise ConfigurationError(f"OpenBao at {self.url} is not certified {who}") from exc
+            raise ConfigurationError(f"{bao} is not certified {who}") from exc
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
             self._client = None
             if not was_new:  # the token has ended: a new one may be had
                 return self.ask(method, path, **data)
             raise ConfigurationError(
-                f"OpenBao at {self.url} refuses the token of {self.token_file} to {method} {path}; "
+                f"{bao} refuses the token of {self.token_file} to {method} {path}; "
                 "give it a policy that allows this, or name another file. Nothing was done"
             ) from exc
         except (exceptions.InvalidRequest, exceptions.InvalidPath) as exc:
             said = exc.args[0] or "there is nothing of that name"
-            raise RefusedError(f"OpenBao at {self.url} refuses to {method} {path}: {said}") from exc
+            kind = NoKeyError if any(words in str(said) for words in ABSENT) else RefusedError
+            raise kind(f"{bao} refuses to {method} {path}: {said}") from exc
         except exceptions.VaultError as exc:  # sealed, no leader, too many requests
-            raise TransientError(f"OpenBao at {self.url} is not ready: {exc}") from exc
+            raise TransientError(f"{bao} is not ready: {exc}") from exc
         return answer if isinstance(answer, dict) else {}
 
     def _signed_in(self) -> "Client":
@@ -184,14 +188,10 @@ class OpenBaoKeys:
             seen = f"the key {name!r} was not destroyed: FALAJ_KEYS_ADMIN_TOKEN_FILE is not set"
             raise ConfigurationError(f"{seen}; expected a file with an administrator's token")
         key = f"{self.mount}/keys/{name}"
-        try:
+        with suppress(NoKeyError):
             self.admin.ask("post", f"{key}/config", deletion_allowed=True)
-        except RefusedError as exc:
-            if _shows_absence(exc):
-                return
-            raise
-        self.admin.ask("delete", key)
-        self._trusted.pop(name, None)
+            self.admin.ask("delete", key)
+            self._trusted.pop(name, None)
 
     def _read(self, name: str) -> Mapping[int, bytes]:
         """PEM of each version, as OpenBao has them now; none where there is no such key."""
@@ -205,15 +205,9 @@ class OpenBaoKeys:
         """Ask for what a signing key does, which is made where there is none."""
         try:
             return self.bao.ask("post", f"{self.mount}/{what}/{name}", **data)
-        except RefusedError as exc:
-            if not _shows_absence(exc):
-                raise
-        self.bao.ask("post", f"{self.mount}/keys/{name.split('/')[0]}", type="ecdsa-p256")
-        return self.bao.ask("post", f"{self.mount}/{what}/{name}", **data)
-
-
-def _shows_absence(exc: RefusedError) -> bool:
-    return any(words in str(exc) for words in ABSENT)
+        except NoKeyError:
+            self.bao.ask("post", f"{self.mount}/keys/{name.split('/')[0]}", type="ecdsa-p256")
+            return self.bao.ask("post", f"{self.mount}/{what}/{name}", **data)
 
 
 def _secrets(file: Path) -> list[str]:

@@ -24,7 +24,7 @@ from tasks.training.launch.rank_group import Lines, end_guard
 from tasks.training.launch.rendezvous import address_of
 
 NETWORK, PREFIX_BITS = "10.213", 16
-AGENT = Path(__file__).with_name("tunnel_agent.py")
+AGENT = [sys.executable, "-S", str(Path(__file__).with_name("tunnel_agent.py"))]
 START_LIMIT_S = 20.0
 
 
@@ -42,9 +42,8 @@ class Tunnel:
         self._config = config
         self.interface = f"falaj{secrets.token_hex(3)}"
         self._ends: dict[str, _End] = {}
-        self._num_ends = 1
-        own = _End([sys.executable, "-S", str(AGENT)], self._order(1), address_of(config.interface))
-        self._ends[""] = own
+        self._num_ends = 0
+        own = self._begin("", AGENT, address_of(config.interface))
         deadline = time.monotonic() + START_LIMIT_S
         while not own.public:
             own.hear()
@@ -52,8 +51,7 @@ class Tunnel:
                 self.close()
                 reason = own.trouble or "no answer"
                 raise ConfigurationError(
-                    f"no tunnel between training hosts can be made here: {reason}. Nothing was "
-                    "trained"
+                    f"no tunnel to training hosts can be made here: {reason}. Nothing was trained"
                 )
             time.sleep(0.02)
         self.address = own.address
@@ -62,12 +60,8 @@ class Tunnel:
         """Begin the ends of new hosts, and make all known to each other; returns at once."""
         for host in hosts:
             if host not in self._ends:
-                self._num_ends += 1
-                remote = [sys.executable, "-S", str(AGENT)]
-                line = process.ssh_command(host, remote, self._config)
-                self._ends[host] = _End(
-                    line, self._order(self._num_ends), socket.gethostbyname(host)
-                )
+                line = process.ssh_command(host, AGENT, self._config)
+                self._begin(host, line, socket.gethostbyname(host))
         for end in self._ends.values():
             end.hear()
         known = [end for end in self._ends.values() if end.public and not end.is_over]
@@ -93,19 +87,20 @@ class Tunnel:
     @property
     def trouble(self) -> str:
         """Why ends do not stand, as clauses; empty where all do."""
-        return "; ".join(
-            f"{host}: {end.trouble}" for host, end in self._ends.items() if end.trouble
-        )
+        found = {host: end.trouble for host, end in self._ends.items() if end.trouble}
+        return "; ".join(f"{host}: {trouble}" for host, trouble in found.items())
 
     def close(self) -> None:
         """Remove all ends."""
         for end in self._ends.values():
             end.close()
 
-    def _order(self, number: int) -> dict[str, Any]:
-        address = f"{NETWORK}.{number // 250}.{number % 250 + 1}"
-        port = self._config.tunnel_port
-        return {"interface": self.interface, "address": f"{address}/{PREFIX_BITS}", "port": port}
+    def _begin(self, host: str, command: list[str], outside: str) -> "_End":
+        self._num_ends += 1
+        address = f"{NETWORK}.{self._num_ends // 250}.{self._num_ends % 250 + 1}/{PREFIX_BITS}"
+        order = {"interface": self.interface, "address": address, "port": self._config.tunnel_port}
+        self._ends[host] = _End(command, order, outside)
+        return self._ends[host]
 
 
 class _End:

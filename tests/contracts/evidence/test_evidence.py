@@ -17,6 +17,7 @@ from tasks.kernel.keys.choice import key_store
 from tasks.kernel.keys.signed import signed
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.registry.builders import World
+from tests.support.state import told
 
 CATALOGUE = """
 title: Small & <plain>
@@ -29,12 +30,6 @@ controls:
   - {id: A.4, title: Erased, question: Who?, files: erasures/*-*.json, needs: [""],
      decides: {"*/left": []}, command: falaj erase, not_shown: Others}
 """
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture

@@ -16,18 +16,9 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from infra.bench.processes import running
 from infra.orchestration.embedded import free_port
+from infra.platform import openbao as platform
 from infra.platform.config import OPENBAO, PlatformConfig
 from infra.platform.files import PlatformFiles
-from infra.platform.openbao import (
-    OpenBaoFiles,
-    accounts,
-    command,
-    disable_account,
-    issue_certificate,
-    prepare,
-    program,
-    set_up,
-)
 from infra.platform.services import Plan, openbao_service
 from infra.platform.supervisor import Child
 from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
@@ -42,15 +33,16 @@ def test_a_rotation_elsewhere_is_seen_and_known_keys_are_not_asked_for(
     openbao: RunningOpenBao,
 ) -> None:
     here, elsewhere = (OpenBaoKeys(openbao.program(name)) for name in ("serving", "platform"))
+    audit = openbao.files.folder / "audit.log"
     trusted, also = (OpenBaoKeys(here.bao).public_keys("models") for _ in range(2))
     for _ in range(2):
         signature = elsewhere.sign("models", b"x")
         assert next(key_id for key_id in also if key_id == signature.key_id)
         check_signature(trusted, b"x", signature, "x")
-        before = openbao.files.audit.stat().st_size
+        before = audit.stat().st_size
         check_signature(trusted, b"x", signature, "x")
         assert next(key_id for key_id in also if key_id == signature.key_id)
-        assert openbao.files.audit.stat().st_size == before
+        assert audit.stat().st_size == before
         elsewhere.rotate("models")
 
 
@@ -139,7 +131,7 @@ def test_who_signs_in_is_told_with_roles_and_tenant_and_is_refused_at_once(
         openbao.tokens("amal", redirect="http://127.0.0.1:9/elsewhere")
 
     own = openbao.sign_in("amal")
-    disable_account(openbao.program("accounts"), "amal")
+    platform.disable_account(openbao.program("accounts"), "amal")
     refused: list[Callable[[], Any]] = [
         lambda: openbao.userinfo(given["access_token"]),
         lambda: openbao.tokens("amal", own),
@@ -148,7 +140,8 @@ def test_who_signs_in_is_told_with_roles_and_tenant_and_is_refused_at_once(
     for ask in refused:
         with pytest.raises(httpx.HTTPStatusError, match=r"40[13]"):
             ask()
-    (seen,) = (each for each in accounts(openbao.program("accounts")) if each["name"] == "amal")
+    known = platform.accounts(openbao.program("accounts"))
+    (seen,) = (each for each in known if each["name"] == "amal")
     assert seen["disabled"]
 
     openbao.add("amal", "operator")
@@ -156,14 +149,14 @@ def test_who_signs_in_is_told_with_roles_and_tenant_and_is_refused_at_once(
     with pytest.raises(ConfigurationError, match="'Amal' is no account"):
         openbao.add("Amal", "admin")
     with pytest.raises(RefusedError):
-        disable_account(openbao.program("accounts"), "nobody")
+        platform.disable_account(openbao.program("accounts"), "nobody")
 
 
 def test_certificates_are_of_its_authority_and_short(
     openbao: RunningOpenBao, tmp_path: Path
 ) -> None:
-    hosts = ["models.example.org", "127.0.0.1"]
-    pair, authority = issue_certificate(openbao.program("platform"), tmp_path / "tls", hosts)
+    hosts, bao = ["models.example.org", "127.0.0.1"], openbao.program("platform")
+    pair, authority = platform.issue_certificate(bao, tmp_path / "tls", hosts)
     assert pair.key.stat().st_mode & 0o777 == 0o600
     leaf, root = (
         x509.load_pem_x509_certificate(each.certificate.read_bytes()) for each in (pair, authority)
@@ -178,9 +171,9 @@ class Killed(BaseException):
 
 
 @contextmanager
-def started(files: OpenBaoFiles, port: int, log: Path) -> Iterator[str]:
+def started(files: platform.OpenBaoFiles, port: int, log: Path) -> Iterator[str]:
     url = f"https://127.0.0.1:{port}"
-    prepare(files, "127.0.0.1", port, url)
+    platform.prepare(files, "127.0.0.1", port, url)
 
     def answers() -> bool:
         nobody = OpenBao(url, None, files.authority.certificate)
@@ -188,15 +181,15 @@ def started(files: OpenBaoFiles, port: int, log: Path) -> Iterator[str]:
             return bool(nobody.ask("get", "sys/seal-status"))
         return False
 
-    with running(command(files), log, answers):
+    with running(platform.command(files), log, answers):
         yield url
 
 
-def set_up_soon(files: OpenBaoFiles, url: str) -> None:
+def set_up_soon(files: platform.OpenBaoFiles, url: str) -> None:
     """As the platform's probe does, until OpenBao has unsealed itself."""
     for _ in range(300):
         with suppress(TransientError):
-            return set_up(files, url)
+            return platform.set_up(files, url)
         time.sleep(0.1)
     raise TimeoutError
 
@@ -204,7 +197,7 @@ def set_up_soon(files: OpenBaoFiles, url: str) -> None:
 def test_a_set_up_that_is_killed_after_any_request_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, ask, left = OpenBaoFiles(tmp_path), OpenBao.ask, 0
+    files, ask, left = platform.OpenBaoFiles(tmp_path), OpenBao.ask, 0
     log, port, token = tmp_path / "log", free_port(), ""
 
     def ask_and_die(bao: OpenBao, method: str, path: str, **data: Any) -> dict[str, Any]:
@@ -247,7 +240,7 @@ def test_the_platform_keeps_it_alive_and_it_unseals_itself(tmp_path: Path) -> No
     plan = Plan(files, PlatformConfig(openbao=True), {OPENBAO: free_port()}, None, {}, ())
     child = Child(openbao_service(plan), tmp_path / "log")
     with pytest.raises(NotRunningError):
-        program(tmp_path, "platform")
+        platform.program(tmp_path, "platform")
 
     def wait_until_up() -> None:
         limit = time.monotonic() + 120
@@ -270,6 +263,6 @@ def test_the_platform_keeps_it_alive_and_it_unseals_itself(tmp_path: Path) -> No
         child.kill()
         while not child.gone:
             time.sleep(0.1)
-    OpenBaoFiles(tmp_path).seal.unlink()
+    platform.OpenBaoFiles(tmp_path).seal.unlink()
     child.start()
     assert "seal.key is gone" in child.detail

@@ -1,15 +1,14 @@
 """What the command line shows of a real registry, and how a damaged version is told."""
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from falaj.__main__ import main
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.state import told
 
 NAME = CONFIG.model_name
 ASKING = PromotionConfig(approval=ApprovalConfig(enabled=True, timeout_h=24))
@@ -21,11 +20,6 @@ def filled(world: World) -> World:
     world.promoted(0)
     world.promoted(1, (comparison("champion:1", 0.004),), ASKING, datetime.now(UTC))
     return world
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
-    assert main([*words, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
 
 
 def test_versions_are_listed_with_alias_quality_and_outcome(

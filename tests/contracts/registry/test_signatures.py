@@ -15,7 +15,6 @@ from serving.engine.versions import LoadedVersion
 from serving.errors import NotReadyError
 from tasks.contracts.base import ModelVersionRef
 from tasks.governance import signing
-from tasks.governance.journal import Journal
 from tasks.kernel.errors import RegistryError, SignatureError
 from tasks.kernel.files import digest_of
 from tasks.kernel.keys.store import MODELS
@@ -31,6 +30,7 @@ from tasks.validation.suites import sign_baseline
 from tests.support.data.shop import Shop
 from tests.support.registry.builders import CONFIG, FEBRUARY, World, comparison, evaluation
 from tests.support.serving.served import FLIGHTS, QUICK, ServedHome
+from tests.support.state import acts
 
 NAME = CONFIG.model_name
 PROGRAM, CHECKPOINT, EVALUATION = "program.pt2", "checkpoint.pt", "evaluation.json"
@@ -47,8 +47,7 @@ def flip(path: Path) -> None:
 
 
 def refusals(home: Path) -> list[str]:
-    lines = (line.content for line in Journal(home / "audit").lines())
-    return [line["subject"]["signed"] for line in lines if line["action"] == "refuse-signature"]
+    return [line["subject"]["signed"] for line in acts(home, "refuse-signature")]
 
 
 def change(

@@ -43,6 +43,7 @@ from tests.support.reporting.examples import (
     STARTED,
     linked_record,
 )
+from tests.support.state import told
 
 NAME = CONFIG.model_name
 
@@ -96,12 +97,6 @@ def known(world: World, tmp_path: Path) -> Known:
     found.attach()
     world.registry.set_alias(found.version, CHAMPION)
     return found
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
 
 
 def names(things: list[dict[str, str]]) -> list[str]:

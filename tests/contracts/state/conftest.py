@@ -1,5 +1,6 @@
 """One S3 service for the tests of shared state; each gets a prefix of its own."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -27,3 +28,13 @@ def wrong(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrongStore]:
     with wrong_store(s3) as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
         yield store
+
+
+@pytest.fixture
+def own_environment() -> Iterator[None]:
+    """Commands set variables of this process, as of their own."""
+    before = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("FALAJ_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("FALAJ_")]:
+        del os.environ[name]
+    os.environ.update(before)

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from tests.support.data.shop import Shop, customers, orders
 from tests.support.serving.served_rows import MODEL, batch_of, open_log, rows_of
 from tests.support.state import become
 
+pytestmark = pytest.mark.usefixtures("own_environment")
 WHO, WHERE = "MARKER-17", "TOWN-OF-17"
 THEIRS = [f"customer={WHO}"]
 
@@ -44,16 +45,6 @@ class Scores(Contract):
     """Rows that a training set's row is known in by its id alone."""
 
     scores: Artifact
-
-
-@pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    """Commands set variables of this process, as of their own."""
-    before = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("FALAJ_")}
-    yield
-    for name in [name for name in os.environ if name.startswith("FALAJ_")]:
-        del os.environ[name]
-    os.environ.update(before)
 
 
 class World:

@@ -20,6 +20,7 @@ from tasks.features.tables.build import EMPTY, features_folder, publish_tables
 from tasks.governance.journal import Journal
 from tasks.kernel.settings import ArtifactStore, Settings
 from tests.support.data.repository import SmallRepository, built, vouchers
+from tests.support.state import acts
 
 GATES = """
 from datetime import timedelta
@@ -63,8 +64,7 @@ class Installation:
 
     def acts(self, action: str) -> list[dict[str, Any]]:
         """The audit lines of one kind of act."""
-        lines = (line.content for line in self.trail.lines())
-        return [line for line in lines if line["action"] == action]
+        return acts(self.home, action)
 
     def open(self, tables: FeatureTables | None = None) -> GuardedFeatureStore:
         """The feature store on the published tables, or on these."""

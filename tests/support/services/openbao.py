@@ -12,15 +12,7 @@ import psutil
 import pytest
 
 from infra.bench.processes import server
-from infra.platform.openbao import (
-    OpenBaoFiles,
-    add_account,
-    command,
-    is_well,
-    prepare,
-    program,
-    set_up,
-)
+from infra.platform import openbao as platform
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import read_yaml, write_atomically
 from tasks.kernel.keys.openbao import OpenBao
@@ -38,12 +30,12 @@ class RunningOpenBao:
     process: psutil.Process
 
     @property
-    def files(self) -> OpenBaoFiles:
-        return OpenBaoFiles(self.home)
+    def files(self) -> platform.OpenBaoFiles:
+        return platform.OpenBaoFiles(self.home)
 
     def program(self, name: str) -> OpenBao:
         """It, asked with the rights of a program."""
-        return program(self.home, name)
+        return platform.program(self.home, name)
 
     def administrator(self, folder: Path) -> OpenBao:
         """It, asked with the token of a person who is an administrator."""
@@ -54,7 +46,7 @@ class RunningOpenBao:
     def add(self, name: str, *roles: str, tenant: str = "red", use_cases: str = "") -> None:
         """Add an account, or change it."""
         facts = {"tenant": tenant, "use_cases": use_cases}
-        add_account(self.program("accounts"), name, PASSWORD, roles, **facts)
+        platform.add_account(self.program("accounts"), name, PASSWORD, roles, **facts)
 
     @property
     def oidc(self) -> dict[str, str]:
@@ -97,16 +89,16 @@ class RunningOpenBao:
 @contextmanager
 def openbao_server(home: Path) -> Iterator[RunningOpenBao]:
     """Start one on a free port, with its data in `home/openbao`, and set it up."""
-    files = OpenBaoFiles(home)
+    files = platform.OpenBaoFiles(home)
 
     def started(port: int) -> tuple[str, ...]:
-        prepare(files, "127.0.0.1", port, f"https://127.0.0.1:{port}")
-        return command(files)
+        platform.prepare(files, "127.0.0.1", port, f"https://127.0.0.1:{port}")
+        return platform.command(files)
 
     def answers(port: int) -> bool:
         with suppress(TransientError):
-            set_up(files, f"https://127.0.0.1:{port}", [CALLBACK])
-            return is_well(files)
+            platform.set_up(files, f"https://127.0.0.1:{port}", [CALLBACK])
+            return platform.is_well(files)
         return False
 
     with server(started, answers, home / "openbao.log") as (port, process):

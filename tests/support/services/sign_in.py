@@ -34,9 +34,9 @@ from infra.platform.files import PlatformFiles, ensure_password
 from infra.platform.services import Plan, mlflow_service, prefect_service
 from serving.security.certificates import ensure_authority
 from tasks.contracts.serving import live_addresses
-from tasks.governance.journal import Journal
 from tests.support.host.processes import python, wait_until
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
+from tests.support.state import acts
 
 CLIENT, SECRET = "falaj", "a-secret-of-the-client"
 START_LIMIT_S = 180
@@ -151,8 +151,7 @@ class Gate:
         self.programs.pop(name).wait(60)
 
     def journal(self, action: str) -> list[dict[str, Any]]:
-        lines = [line.content for line in Journal(self.home / "audit").lines()]
-        return [line for line in lines if line.get("action") == action]
+        return acts(self.home, action)
 
 
 def write_sign_in(home: Path, at: str, /, **settings: Any) -> None:

@@ -9,19 +9,12 @@ from pathlib import Path
 import pytest
 
 from falaj.__main__ import main
+from tasks.governance import identity
 from tasks.governance.duties import acting, agreed_by_two, check_approver
-from tasks.governance.identity import (
-    CONTROLLER,
-    ROLES,
-    TOKEN_FILE,
-    Subject,
-    current_subject,
-    switch,
-)
-from tasks.governance.journal import Journal
 from tasks.kernel.errors import AccessError, TransientError
 from tests.support.services.sign_in import Provider, provider, write_sign_in
 from tests.support.services.signing import forged_tokens
+from tests.support.state import acts
 
 ABOUT = {"act": "start", "model": "delay", "version": "4", "release": "none"}
 
@@ -34,7 +27,7 @@ def issuer() -> Iterator[Provider]:
 
 @pytest.fixture
 def home(issuer: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    monkeypatch.setenv(identity.TOKEN_FILE, str(tmp_path / "token"))
     (home := tmp_path / "home").mkdir()
     write_sign_in(home, issuer.issuer, owners={"churn": "acme"})
     return home
@@ -44,14 +37,9 @@ def sign_in(home: Path, token: str) -> None:
     (home.parent / "token").write_text(token)
 
 
-def lines(home: Path, action: str) -> list[dict[str, object]]:
-    read = [line.content for line in Journal(home / "audit").lines()]
-    return [line for line in read if line["action"] == action]
-
-
 def test_the_machines_user_is_the_owner_where_nobody_signs_in(tmp_path: Path) -> None:
     found = acting(tmp_path, "approve", None, typed=" Ana ")
-    assert (found.name, found.roles, found.is_bound) == ("Ana", ROLES, False)
+    assert (found.name, found.roles, found.is_bound) == ("Ana", identity.ROLES, False)
     check_approver(found, "Ana", "version 1")
     assert agreed_by_two(tmp_path, found, "release", ABOUT)
     assert not (tmp_path / "audit").exists()
@@ -68,7 +56,7 @@ def test_the_subject_of_the_token_acts_and_no_typed_name(home: Path, issuer: Pro
     ):
         with pytest.raises(AccessError):
             acting(home, **{"action": "approve", "use_case": None, **problem})  # type: ignore[arg-type]
-    assert {str(line["reason"]) for line in lines(home, "refuse")} == {
+    assert {str(line["reason"]) for line in acts(home, "refuse")} == {
         "it is another tenant's",
         "no role of yours has the action administer",
     }
@@ -82,54 +70,54 @@ def test_no_other_token_counts(home: Path, issuer: Provider) -> None:
         issuer.token("approver", exp=now - 60),
         issuer.token("approver", iat=now - 9 * 3600),
         issuer.token("approver", iat=None),
-        issuer.token("approver", sub=CONTROLLER),
-        issuer.token("approver", tenant=None),
+        issuer.token("approver", sub=identity.CONTROLLER),
+        *(issuer.token("approver", tenant=tenant) for tenant in (None, "", ["acme"])),
         "x" * 10_000,
     ]
     for token in bad:
         sign_in(home, token)
         with pytest.raises(AccessError):
-            current_subject(home)
+            identity.current_subject(home)
     (home.parent / "token").unlink()
     with pytest.raises(AccessError, match="falaj login"):
-        current_subject(home)
+        identity.current_subject(home)
 
 
 def test_an_issuer_that_is_away_lets_nobody_act(home: Path, issuer: Provider) -> None:
     sign_in(home, issuer.token("approver"))
     write_sign_in(home, "http://127.0.0.1:9")
     with pytest.raises(TransientError):
-        current_subject(home)
+        identity.current_subject(home)
 
 
 def test_an_account_that_is_switched_off_gives_no_command(home: Path, issuer: Provider) -> None:
     sign_in(home, issuer.token("admin", sub="omar"))
-    switch(home, ["omar"], "ana", off=True)
+    identity.switch(home, ["omar"], "ana", off=True)
     with pytest.raises(AccessError, match="switched off"):
-        current_subject(home)
+        identity.current_subject(home)
     (home / "access" / "denied.json").write_text("spoilt")
     with pytest.raises(Exception, match="nobody is let in"):
-        current_subject(home)
+        identity.current_subject(home)
 
 
 def test_who_trained_does_not_approve(home: Path) -> None:
-    noor = Subject("noor", "falaj", ("approver",), ("*",))
+    noor = identity.Subject("noor", "falaj", ("approver",), ("*",))
     check_approver(noor, "omar", "version 1")
-    check_approver(noor, CONTROLLER, "version 1")
+    check_approver(noor, identity.CONTROLLER, "version 1")
     for trained_by in ("noor", None):
         with pytest.raises(AccessError):
             check_approver(noor, trained_by, "version 1")
 
 
 def test_a_release_needs_two_people_once_each_for_the_same_act(home: Path) -> None:
-    noor, ali = (Subject(name, "falaj", ("approver",), ("*",)) for name in ("noor", "ali"))
+    noor, ali = (identity.Subject(name, "falaj", ("approver",), ("*",)) for name in ("noor", "ali"))
     assert not agreed_by_two(home, noor, "release", ABOUT)
     assert not agreed_by_two(home, noor, "release", ABOUT)
     assert not agreed_by_two(home, ali, "release", ABOUT | {"version": "5"})
     assert agreed_by_two(home, ali, "release", ABOUT)
     assert not agreed_by_two(home, ali, "release", ABOUT)  # the first agreement is spent
-    (line,) = lines(home, "agreed")
-    assert (line["first"], line["who"]["subject"]) == ("noor", "ali")  # type: ignore[index]
+    (line,) = acts(home, "agreed")
+    assert (line["first"], line["who"]["subject"]) == ("noor", "ali")
 
 
 def test_an_admin_breaks_the_glass_loudly(
@@ -143,8 +131,8 @@ def test_an_admin_breaks_the_glass_loudly(
     broken = acting(home, "approve", None, break_glass="the site is down")
     check_approver(broken, "omar", "version 1")
     assert agreed_by_two(home, broken, "release", ABOUT)
-    (line,) = lines(home, "break-glass")
-    assert (line["said"], line["who"]["subject"]) == ("the site is down", "omar")  # type: ignore[index]
+    (line,) = acts(home, "break-glass")
+    assert (line["said"], line["who"]["subject"]) == ("the site is down", "omar")
     assert "omar broke the glass to approve: the site is down" in caplog.text
 
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -169,36 +168,29 @@ def test_a_waiver_needs_an_end_two_people_and_the_very_rule(
     assert not decided(both, "pool:burst", away).allowed
 
 
-def broken(text: str) -> Callable[[Settings, pytest.MonkeyPatch], None]:
-    def prepare(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        (settings.feature_repo / "policies" / "own.rego").write_text(text)
-
-    return prepare
-
-
-def engine_away(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "regopy", None)
-
-
 HEAD = "package falaj.own\nimport rego.v1\n"
 
 
 @pytest.mark.parametrize(
-    "prepare",
+    "text",
     [
-        engine_away,
-        broken("package falaj.own\nanswer contains {"),
-        broken(HEAD + 'answer contains {"allow": true, "home": "uae"} if true'),
-        broken(HEAD + "answers := []"),
-        broken(HEAD + "a := 1 if true\na := 2 if true\nanswer contains a"),
-        broken(HEAD + 'answer contains 1 if to_number("x") == 1'),
+        None,
+        "package falaj.own\nanswer contains {",
+        HEAD + 'answer contains {"allow": true, "home": "uae"} if true',
+        HEAD + "answers := []",
+        HEAD + "a := 1 if true\na := 2 if true\nanswer contains a",
+        HEAD + 'answer contains 1 if to_number("x") == 1',
     ],
+    ids=["away", "unread", "incomplete", "none", "contradictory", "failing"],
 )
 def test_without_an_answer_data_with_a_home_goes_nowhere(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, prepare: Callable[..., None]
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     policies = written(settings)
-    prepare(settings, monkeypatch)
+    if text is None:
+        monkeypatch.setitem(sys.modules, "regopy", None)
+    else:
+        (settings.feature_repo / "policies" / "own.rego").write_text(text)
     policy._engine.cache_clear()
     with pytest.raises(PlacementRefusedError, match="Nothing was placed"):
         decided(policies, "127.0.0.1")
@@ -208,7 +200,7 @@ def test_without_an_answer_data_with_a_home_goes_nowhere(
 def test_of_data_without_a_home_nobody_is_asked(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine_away(settings, monkeypatch)
+    monkeypatch.setitem(sys.modules, "regopy", None)
     policy._engine.cache_clear()
     elsewhere = {"FALAJ_STATE": "s3://anywhere", "OPENLINEAGE_URL": "https://anywhere"}
     require_placements(settings, [Placement("model", "https://evil.com")], [Handling()], elsewhere)
