@@ -17,7 +17,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -43,6 +42,7 @@ from tasks.governance.handling import addresses
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.files import temporary_files
+from tasks.kernel.process import attempts
 from tasks.kernel.settings import Settings
 
 _SPARE_FILES = 256
@@ -165,14 +165,11 @@ def _look_or_stop(asked: argparse.Namespace, home: Path) -> int:
     for one in found:
         os.kill(int(one["pid"]), signal.SIGTERM)
     named = ", ".join(f"process {one['pid']}" for one in found)
-    deadline = time.monotonic() + asked.timeout_s
-    while is_served(home):
-        if time.monotonic() > deadline:
-            raise ConfigurationError(
-                f"{named}: not all has ended within {asked.timeout_s:g} s; it was asked to and may "
-                "still be answering"
-            )
-        time.sleep(0.05)
+    if all(is_served(home) for _ in attempts(asked.timeout_s, 0.05)):
+        raise ConfigurationError(
+            f"{named}: not all has ended within {asked.timeout_s:g} s; it was asked to and may "
+            "still be answering"
+        )
     sys.stdout.write(f"{named}: ended\n")
     return 0
 

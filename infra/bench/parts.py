@@ -17,7 +17,6 @@ import importlib
 import json
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from pydantic import TypeAdapter
 
 from infra.bench.figures import Figure, LeftOut, Measured
 from tasks.contracts.run import RunRecord
+from tasks.kernel.process import attempts
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
@@ -193,12 +193,10 @@ def wait_until(
     Raises:
         TimeoutError: it did not within the limit.
     """
-    deadline = time.monotonic() + limit_s
-    while not (found := condition()):
-        if time.monotonic() >= deadline:
-            raise TimeoutError(f"not within {limit_s} s: {what}")
-        time.sleep(pause_s)
-    return found
+    for _ in attempts(limit_s, pause_s):
+        if found := condition():
+            return found
+    raise TimeoutError(f"not within {limit_s} s: {what}")
 
 
 def main(title: str, folder: str, size: str) -> None:

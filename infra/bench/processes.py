@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import httpx
 import psutil
 import psycopg
 import redis
 
 from infra.orchestration.embedded import free_port
+from infra.platform import api
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.process import guarded_process, wait_until_ready
@@ -205,12 +205,10 @@ def s3_server(*options: str, secret: str = S3_KEY, folder: Path | None = None) -
             services = ["-logtostderr", "server", "-filer", "-s3", "-master.telemetry=false"]
             return [program, *services, *address, *inner, *data, *options]
 
-        def answers(port: int) -> bool:
-            with suppress(httpx.HTTPError):
-                return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).is_success
-            return False
+        def is_ready(port: int) -> bool:
+            return api.answers(f"http://127.0.0.1:{port}/healthz")
 
-        with server(command, answers, place / "s3.log", grace_s=1) as (port, _):
+        with server(command, is_ready, place / "s3.log", grace_s=1) as (port, _):
             yield f"http://127.0.0.1:{port}"
 
 

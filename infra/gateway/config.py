@@ -1,6 +1,5 @@
 """What the gateway is configured to do, where its files are, and the shares of traffic."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from infra.orchestration.client import platform_folder
+from infra.platform.files import PlatformFiles, read_ports
 from serving.security.config import Rate, SecurityConfig, read_security
 from tasks.contracts.serving import address_files, read_addresses
 from tasks.governance.handling import Address
@@ -209,7 +208,7 @@ class GatewayPlan:
         platform = self.config.platform
         if platform is None:
             return {}
-        ports = _platform_ports(self.files.home)
+        ports = read_ports(PlatformFiles(self.files.home))
         found = {
             "prefect": platform.prefect or f"127.0.0.1:{ports.get('prefect', 4200)}",
             "mlflow": platform.mlflow or f"127.0.0.1:{ports.get('mlflow', 5000)}",
@@ -217,15 +216,6 @@ class GatewayPlan:
         if admin := self.announced.get("admin"):
             found["serving"] = admin[0]
         return found | {f"features-{name}": at for name, at in platform.features.items()}
-
-
-def _platform_ports(home: Path) -> dict[str, int]:
-    """Those that the platform chose when it started."""
-    try:
-        found: dict[str, int] = json.loads((platform_folder(home) / "ports.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found
 
 
 def read_plan(home: Path) -> GatewayPlan:

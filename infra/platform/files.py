@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from infra.orchestration.client import (
     client_settings,
@@ -225,6 +225,14 @@ def other_code(files: PlatformFiles) -> str | None:
     if endpoint is None or endpoint.code == code_commit():
         return None
     return endpoint.code or "a release that does not say which it is"
+
+
+def read_ports(files: PlatformFiles) -> dict[str, int]:
+    """Ports that the services got at the last start, by service; none before the first."""
+    try:
+        return TypeAdapter(dict[str, int]).validate_json(files.ports.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return {}
 
 
 def _read(file: Path, kind: type[Value]) -> Value | None:
