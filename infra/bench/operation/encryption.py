@@ -16,11 +16,11 @@ import psutil
 
 from infra.bench.figures import LeftOut, Measured, at_least, at_most, interleaved, median_ratio
 from infra.bench.loop import run_measured
-from infra.bench.parts import Bench, wait_until
+from infra.bench.parts import Bench
 from infra.bench.processes import run_python
-from infra.bench.running import small_repository
+from infra.bench.running import loop_environment
 from infra.bench.serving.installation import environment_of
-from infra.bench.serving.replicas import replicas
+from infra.bench.serving.replicas import await_more, replicas
 from tasks.state.encrypted_folder import PROGRAM, lock_state, open_state
 
 WORDS = (b"flight-delay", b"arr_delay", b"sched_dep", b"N14228", b"CREATE TABLE")
@@ -34,10 +34,7 @@ def figures(bench: Bench) -> Measured:
     """CPU of encrypted loops to that of others, words found, answers lost while a key rotates."""
     if shutil.which(PROGRAM) is None:
         return [LeftOut("all figures of encryption", f"{PROGRAM} is not installed")]
-    log, found = bench.folder / "log.txt", dict[str, int]()
-    own = {k: v for k, v in os.environ.items() if not k.startswith("FALAJ_")}
-    if bench.small:
-        own["FALAJ_FEATURE_REPO"] = str(small_repository(bench.folder))
+    log, found, own = bench.folder / "log.txt", dict[str, int](), loop_environment(bench)
 
     def run(what: str) -> float:
         folder = bench.folder / f"{what}-{len(os.listdir(bench.folder))}"
@@ -58,16 +55,12 @@ def figures(bench: Bench) -> Measured:
     cpu = interleaved(turns, bench.size(2, 1))
     ratio = median_ratio(cpu[ENCRYPTED], cpu[PLAIN])
     lost, answers = _lost_while_rotating(bench)
+    told = f"{ROTATIONS} rotations, {answers} answers at {PER_S:.0f} requests/s"
     return [
         at_most("encrypted loop, its CPU", ratio, 1.15, f"CPU seconds: {cpu}"),
         at_most("words found on the encrypted disk", found[ENCRYPTED], 0, f"of {len(WORDS)}"),
         at_least("words found on the plain disk", found[PLAIN], 3, "so the search finds them"),
-        at_most(
-            "answers lost in rotations of the key",
-            lost,
-            0,
-            f"{ROTATIONS} rotations, {answers} answers at {PER_S:.0f} requests/s",
-        ),
+        at_most("answers lost in rotations of the key", lost, 0, told),
     ]
 
 
@@ -94,18 +87,10 @@ def _lost_while_rotating(bench: Bench) -> tuple[int, int]:
     open_state(home, dict(environment))
     with replicas(home, 1) as made, made.load(PER_S) as answers:
         for _ in range(ROTATIONS):
-            wanted = len(answers) + PER_S
-            wait_until(partial(_has, answers, wanted), "a second of answers", 120)
+            await_more(answers)
             environment = {**os.environ, **environment_of(home)}
-            run_python(
-                ["-m", "falaj", "encryption", "rotate"], bench.folder / "log.txt", environment
-            )
-        wanted = len(answers) + PER_S
-        wait_until(partial(_has, answers, wanted), "a second of answers", 120)
+            run_python(["-m", "falaj", "encryption", "rotate"], log, environment)
+        await_more(answers)
     # This process has files of it open.
     subprocess.run(["fusermount", "-uz", str(home)], check=True)
     return sum(not head.startswith(OK) for _, head in answers), len(answers)
-
-
-def _has(answers: list[tuple[float, bytes]], wanted: float) -> bool:
-    return len(answers) > wanted

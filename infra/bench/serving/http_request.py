@@ -157,12 +157,9 @@ def figures(bench: Bench) -> Measured:
     seconds, rounds = bench.size((1.2, 7), (0.2, 1))
     found = measure(bench.folder, rounds, seconds)
     return [
-        figure
-        for connections, bound in BOUNDS.items()
-        for figure in (
-            _figure(found, connections, "alone", bound),
-            *(_figure(found, connections, name, b) for name, b in BOUND_BESIDE.items()),
-        )
+        _figure(found, connections, name, bound)
+        for connections, to_alone in BOUNDS.items()
+        for name, bound in {"alone": to_alone, **BOUND_BESIDE}.items()
     ]
 
 

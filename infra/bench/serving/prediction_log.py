@@ -92,18 +92,12 @@ def _opened() -> Iterator[PredictionLog]:
 
 def _batch(calls: int, number: int) -> ServedBatch:
     draw, now = np.random.default_rng(number), time.monotonic()
-    return ServedBatch(
-        calls=tuple(
-            Call(MODEL, {}, 1, f"{number:x}-{n:x}-{draw.integers(1 << 62):x}", subject="bench")
-            for n in range(calls)
-        ),
-        inputs={
-            "categorical": draw.integers(0, 1 << 31, (calls, CATEGORIES)).astype(np.int32),
-            "numeric": draw.normal(size=(calls, NUMBERS)).astype(np.float32),
-        },
-        outputs={"score": draw.random(calls).astype(np.float32)},
-        served=Served(MODEL, "1", "onnx-fp32", "stable", "cpu"),
-        started=now,
-        finished=now + 1e-4,
-        finished_at=time.time(),
-    )
+    ids = [f"{number:x}-{n:x}-{draw.integers(1 << 62):x}" for n in range(calls)]
+    inputs = {
+        "categorical": draw.integers(0, 1 << 31, (calls, CATEGORIES)).astype(np.int32),
+        "numeric": draw.normal(size=(calls, NUMBERS)).astype(np.float32),
+    }
+    outputs = {"score": draw.random(calls).astype(np.float32)}
+    served = Served(MODEL, "1", "onnx-fp32", "stable", "cpu")
+    made = tuple(Call(MODEL, {}, 1, each, subject="bench") for each in ids)
+    return ServedBatch(made, inputs, outputs, served, now, now + 1e-4, time.time())
