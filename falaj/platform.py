@@ -237,11 +237,8 @@ def deploy(
 
     plan = make_plan(context.repos, file=file or PREFECT_FILE, pool_type=pools, resume=resume)
     outcome = run(plan, wait, only_check=check, prune=prune)
-    columns = {
-        "written": outcome.written,
-        "differs": outcome.differences,
-        "note": sorted(set(outcome.notes)),
-    }
+    columns = {"written": outcome.written, "differs": outcome.differences}
+    columns["note"] = sorted(set(outcome.notes))
     lines = [f"{name:<11}{line}" for name, found in columns.items() for line in found]
     lines.append(
         f"{len(outcome.equal)} as the files say, {len(outcome.written)} written, "
@@ -538,12 +535,9 @@ def shares(
     traffic = GatewayTraffic(plan.files.home)
     if model and (candidate is not None or mirror is not None):
         now = traffic.shares(model)
-        traffic.set_shares(
-            model,
-            now.candidate if candidate is None else candidate,
-            now.mirror if mirror is None else mirror,
-            sticky=not random,
-        )
+        candidate = now.candidate if candidate is None else candidate
+        mirror = now.mirror if mirror is None else mirror
+        traffic.set_shares(model, candidate, mirror, sticky=not random)
     names = [model] if model else sorted(plan.config.models)
     found = {name: traffic.shares(name) for name in names}
     return Shown(found, [_line(name, share) for name, share in found.items()])

@@ -18,6 +18,7 @@ import yaml
 from infra.gateway.config import GatewayPlan, Shares
 from serving.config import MAX_HEADER_BYTES
 from serving.interfaces import GRPC_MODEL_HEADER, TRACKS
+from serving.interfaces import SECURITY_HEADERS as OF_SERVER
 from serving.security.certificates import Pair
 from tasks.governance.identity import ISSUER_TIMEOUT_S, LEEWAY_S
 from tasks.kernel.errors import ConfigurationError
@@ -32,12 +33,8 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters["json"] = lambda value: json.dumps(value, default=str)
 SERVER_NAME = "falaj-server"
 """In the server's certificate; the gateway talks to nobody else."""
-SECURITY_HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
+SECURITY_HEADERS = OF_SERVER | {
     "strict-transport-security": "max-age=31536000",
-    "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
 """Of every answer, those of the server with the same names replaced."""

@@ -466,12 +466,8 @@ def _heard_of(plan: Plan, pool: str, name: str) -> Callable[[datetime], bool]:
             workers = plan.api.workers(pool)
         except (TransientError, ConfigurationError):
             return False
-        return any(
-            worker["name"] == name
-            and worker["status"] == "ONLINE"
-            and datetime.fromisoformat(worker["last_heartbeat_time"]) >= started
-            for worker in workers
-        )
+        own = [each for each in workers if (each["name"], each["status"]) == (name, "ONLINE")]
+        return any(datetime.fromisoformat(each["last_heartbeat_time"]) >= started for each in own)
 
     return probe
 
@@ -484,11 +480,8 @@ def _local(host: str) -> str:
 
 def _names(plan: Plan) -> list[str]:
     """Names by which a browser may ask for MLflow; others are refused (DNS rebinding)."""
-    hosts = {
-        "localhost",
-        _local(plan.config.host),
-        urlsplit(plan.endpoint.mlflow_url).hostname or "",
-    }
+    public = urlsplit(plan.endpoint.mlflow_url).hostname or ""
+    hosts = {"localhost", _local(plan.config.host), public}
     return sorted([*hosts, *(f"{host}:*" for host in hosts)])
 
 

@@ -409,12 +409,8 @@ class ModelEngine:
         self._seen[model.name] = key
 
     def _is_due(self) -> bool:
-        now = time.monotonic()
-        return any(
-            failure.retry_at <= now
-            for name in self._configured
-            for failure in self.served(name).failures.values()
-        )
+        failures = [f for name in self._configured for f in self.served(name).failures.values()]
+        return any(failure.retry_at <= time.monotonic() for failure in failures)
 
 
 def _track(model: ServedModel, stable: str | None, key: VersionKey, is_first: bool) -> Track | None:

@@ -194,13 +194,10 @@ class KeySource:
             LOGGER.warning("keys of %s were not read: %s", self.config.issuer, exc)
 
     def _take(self) -> None:
-        content = (
-            fetch(self.config.keys, self.config.ca_file)
-            if self.config.is_remote
-            else _read_file(self.config.keys)
-        )
+        where, ca_file = self.config.keys, self.config.ca_file
+        content = fetch(where, ca_file) if self.config.is_remote else _read_file(where)
         if content != self._content:
-            self._keys, self._content = _parse(content, self.config.keys), content
+            self._keys, self._content = _parse(content, where), content
             self._on_change()
 
 
