@@ -240,9 +240,8 @@ def recalibration_lines(result: RecalibrationResult) -> list[str]:
             f"rows of {fit.window}"
         )
     if result.evaluation is not None:
-        lines += [
-            row("Changes", line) for line in describe_changes(result.evaluation, source.version)
-        ]
+        changes = describe_changes(result.evaluation, source.version)
+        lines += [row("Changes", line) for line in changes]
     if result.promotion is not None:
         return [*lines, row("Model", promotion_outcome(result.promotion))]
     left = f"{source.name} version {source.version} is left: {result.refusal}"

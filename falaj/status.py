@@ -122,9 +122,8 @@ def _model_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield row("Champion", "none; `falaj run` trains and promotes a first one")
     else:
         since = facts["promoted_at"] or champion["created"]
-        yield row(
-            "Champion", f"version {champion['version']}, {quality_text(champion)}, {age(since)} old"
-        )
+        judged = f"{quality_text(champion)}, {age(since)} old"
+        yield row("Champion", f"version {champion['version']}, {judged}")
     if candidate is not None and (champion is None or candidate["version"] != champion["version"]):
         yield row("Candidate", f"version {candidate['version']}, {quality_text(candidate)}")
     for version in facts["waits_for_approval"]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from pydantic import TypeAdapter
 
 from infra.bench.figures import Figure, LeftOut, Measured
+from tasks.contracts.data import DatasetSchema
 from tasks.contracts.run import RunRecord
 from tasks.kernel.process import attempts
 from tasks.kernel.settings import Settings
@@ -183,6 +184,15 @@ def newest_record(settings: Settings) -> RunRecord:
         raise RuntimeError(
             f"{report} is damaged or was written by another version ({exc}); run `make run` again"
         ) from exc
+
+
+def plain_schema(categories: int, numbers: int) -> DatasetSchema:
+    """Columns of rows that are made up."""
+    words = tuple(f"category_{number}" for number in range(categories))
+    figures = tuple(f"number_{number}" for number in range(numbers))
+    return DatasetSchema(
+        row_id="row", event_time="at", label="label", categorical=words, numeric=figures
+    )
 
 
 def wait_until(

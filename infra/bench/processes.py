@@ -106,9 +106,8 @@ def server(
             port = free_port()
             ready = partial(answers, port)
             try:
-                process = stack.enter_context(
-                    running(command(port), log, ready, None, folder, grace_s)
-                )
+                began = running(command(port), log, ready, None, folder, grace_s)
+                process = stack.enter_context(began)
                 break
             except TransientError:
                 if not left:
@@ -259,11 +258,9 @@ def postgres_server(folder: Path, programs: Path | None = None, *more: str) -> I
 
 def answers(uri: str) -> bool:
     """Whether a PostgreSQL takes connections."""
-    try:
-        psycopg.connect(uri, connect_timeout=5).close()
-    except psycopg.OperationalError:
-        return False
-    return True
+    with suppress(psycopg.OperationalError), psycopg.connect(uri, connect_timeout=5):
+        return True
+    return False
 
 
 def _reachable_copy(programs: Path, scratch: Path) -> Path:

@@ -6,6 +6,7 @@ Importing this module reads nothing.
 import json
 import socket
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -179,11 +180,9 @@ def is_free(host: str, port: int, given_away: Collection[int] = ()) -> bool:
     """True where a server could listen on this port now."""
     if not port or port in given_away:
         return False
-    try:
-        with socket.create_server((host, port), family=_family(host)):
-            return True
-    except OSError:
-        return False
+    with suppress(OSError), socket.create_server((host, port), family=_family(host)):
+        return True
+    return False
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -195,10 +195,8 @@ def _served(batches: Sequence[ServedBatch], rows: Array) -> Columns:
 
 
 def _times(batches: Sequence[ServedBatch], rows: Array, spread: _Spread) -> Columns:
-    per_batch = np.array(
-        [(b.started, b.finished, b.finished_at, len(b.calls)) for b in batches], np.float64
-    )
-    started, finished, finished_at, num_calls = per_batch.T
+    per_batch = [(b.started, b.finished, b.finished_at, len(b.calls)) for b in batches]
+    started, finished, finished_at, num_calls = np.array(per_batch, np.float64).T
     arrived = np.array([call.arrived for batch in batches for call in batch.calls])
     of_call = np.repeat(np.arange(len(batches)), num_calls.astype(np.int64))
     waited = finished[of_call] - arrived

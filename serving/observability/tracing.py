@@ -58,9 +58,10 @@ class Tracing:
         if self._config.file is not None:
             self._config.file.parent.mkdir(parents=True, exist_ok=True)
             lines = self._opened.enter_context(self._config.file.open("a", encoding="utf-8"))
-            exporters.append(
-                ConsoleSpanExporter(out=lines, formatter=lambda s: f"{s.to_json(indent=None)}\n")
+            writer = ConsoleSpanExporter(
+                out=lines, formatter=lambda s: f"{s.to_json(indent=None)}\n"
             )
+            exporters.append(writer)
         if not exporters:
             return
         resource = Resource.create({"service.name": SERVICE})

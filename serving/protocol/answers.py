@@ -73,9 +73,8 @@ def encode_answer(
     else:
         tensor.data = (array if array.ndim == 1 else array.ravel()).tolist()
     served = answer.served
-    body = _ENCODER.encode(
-        InferAnswer(served.model, served.version, client_id, parameters, [tensor])
-    )
+    made = InferAnswer(served.model, served.version, client_id, parameters, [tensor])
+    body = _ENCODER.encode(made)
     kind = _AS_BINARY % len(body) if wanted.binary else _AS_JSON
     head = b"%s%sx-request-id: %s\r\n" % (_served_head(served), kind, request_id.encode())
     return Response(head, body + binary if binary else body)

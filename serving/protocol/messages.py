@@ -215,9 +215,7 @@ def admin_state(engine: ModelEngine, model: str) -> dict[str, Any]:
     """
     refuse_unknown(engine, model, None)
     states = [state for state in engine.states() if state.name == model]
-    slots = {
-        t: next((state.version for state in states if t in state.tracks), None) for t in TRACKS
-    }
+    slots = {t: next((s.version for s in states if t in s.tracks), None) for t in TRACKS}
     versions = [version_state(state) for state in states]
     return {"name": model, "ready": engine.is_ready(model), "slots": slots, "versions": versions}
 

@@ -54,9 +54,8 @@ def _compare(folder: Path, address: str, client: Redis, num_keys: int) -> Measur
     commands = [["HSET", key, *(part for pair in h.items() for part in pair)] for key, h in ours]
     raw = num_keys / seconds(lambda: _piped(client, commands))
     feast_db, our_db = folder / "feast.db", folder / "ours.db"
-    plain, newer = (
-        {"type": t, "path": str(f)} for t, f in (("sqlite", feast_db), (SQLITE, our_db))
-    )
+    kinds = {"sqlite": feast_db, SQLITE: our_db}
+    plain, newer = ({"type": kind, "path": str(file)} for kind, file in kinds.items())
     feast_sqlite = num_keys / _materialized(folder / "f_s", plain, "local")
     ours_sqlite = num_keys / _materialized(folder / "v_s", newer, ENGINE)
     differing = len({_frozen(h) for h in theirs} ^ {_frozen(h) for h in ours})

@@ -40,9 +40,8 @@ def figures(bench: Bench) -> Measured:
     service = find_service(embedded, bench.config.features.training_set.feature_service)
     with redis_server(bench.folder) as server:
         store = _on_redis(embedded, server.connection_string)
-        reader = OnlineReader(
-            store, service, OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
-        )
+        config = OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
+        reader = OnlineReader(store, service, config)
         entities = _entities(reader.plan, embedded, max(ENTITIES))
         _copy(reader.plan, embedded, store, entities)
         raw = _Raw(reader.plan, server.port)

@@ -14,11 +14,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from infra.bench.figures import Measured, at_most
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, plain_schema
 from serving.interfaces import Call, Served, ServedBatch
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import tabular_signature
-from tasks.contracts.data import DatasetSchema
 from tasks.predictions.config import PredictionLogConfig
 
 MODEL = "bench"
@@ -76,14 +75,7 @@ def _logged(batches: Sequence[ServedBatch]) -> tuple[float, float]:
 
 @contextmanager
 def _opened() -> Iterator[PredictionLog]:
-    columns = DatasetSchema(
-        row_id="row",
-        event_time="at",
-        label="label",
-        categorical=tuple(f"c{n}" for n in range(CATEGORIES)),
-        numeric=tuple(f"n{n}" for n in range(NUMBERS)),
-    )
-    signature = tabular_signature(columns)
+    signature = tabular_signature(plain_schema(CATEGORIES, NUMBERS))
     with TemporaryDirectory() as home:
         log = PredictionLog(PredictionLogConfig(), Path(home), lambda model, version: signature)
         log.start()
