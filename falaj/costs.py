@@ -27,7 +27,7 @@ KEYS: dict[By, Callable[[Entry], str]] = {
     "day": lambda e: f"{e.started:%Y-%m-%d}",
     "run": lambda e: e.root_id,
 }
-GIB, KWH = 2**30, 3.6e6
+GIB, KWH, KINDS = 2**30, 3.6e6, (CPU, GPU)
 
 
 def costs(
@@ -53,11 +53,8 @@ def costs(
     longest = now - max(last, timedelta(days=MOST_DAYS + 31))
     known = CostLedger(context.settings.metadata_url).entries(longest)
     sums = _sums([entry for entry in known if entry.started >= now - last], KEYS[by])
-    forecasts = {
-        "disk": disk_forecast(context.settings, now),
-        "month": _month(known, now),
-        "queue": _queue(context, now),
-    }
+    forecasts = {"disk": disk_forecast(context.settings, now), "month": _month(known, now)}
+    forecasts["queue"] = _queue(context, now)
     lines = [*_table(by, sums), "", *(row(n.capitalize(), f["text"]) for n, f in forecasts.items())]
     lines.append(row("Prices", _prices(context.home)))
     if trace is not None:
@@ -92,10 +89,8 @@ def _table(by: By, sums: dict[str, ResourceUse]) -> Iterator[str]:
     for name, use in [*sums.items(), *([("total", total)] if total else [])]:
         kwh = f"{(use.joules or 0.0) / KWH:.4f}{'~' if use.estimated else ' '}"
         money = f"{use.amount or 0.0:.4f} {use.currency}"
-        yield (
-            f"{name:<{size}} {use.seconds:>10.1f} {use.cpu_s:>10.1f} {use.gpu_s:>10.1f} {kwh:>10} "
-            f"{money:>14}"
-        )
+        times = f"{use.seconds:>10.1f} {use.cpu_s:>10.1f} {use.gpu_s:>10.1f}"
+        yield f"{name:<{size}} {times} {kwh:>10} {money:>14}"
     if any(use.estimated for use in uses):
         yield "~ estimated by stated watts, at least in part: no meter could be read"
 
@@ -118,12 +113,8 @@ def disk_forecast(settings: Settings, now: datetime) -> dict[str, Any]:
         )
     elif settings.location is None:
         text += f"; {len(growth)} complete days of builds are too few to forecast ({MIN_DAYS})"
-    return {
-        "text": text,
-        "bytes": total,
-        "free_bytes": free,
-        "days_until_full": full and full._asdict(),
-    }
+    days = full and full._asdict()
+    return {"text": text, "bytes": total, "free_bytes": free, "days_until_full": days}
 
 
 def _days(value: float) -> str:
@@ -167,11 +158,8 @@ def _queue(context: Context, now: datetime) -> dict[str, Any]:
         text = f"fewer than {MIN_DAYS} days of runs are too few to forecast a wait"
     else:
         text = f"a run waits {found.value:.1f} s (95 %: {found.low:.1f} to {found.high:.1f})"
-    return {
-        "text": f"{text}; {late} runs are late now",
-        "wait_s": found and found._asdict(),
-        "late": late,
-    }
+    text, wait_s = f"{text}; {late} runs are late now", found and found._asdict()
+    return {"text": text, "wait_s": wait_s, "late": late}
 
 
 def compare_spot(known: list[Entry], trace: Path, settings: Settings) -> Iterator[dict[str, Any]]:
@@ -199,12 +187,8 @@ def compare_kinds(known: list[Entry]) -> Iterator[str]:
     """Seconds and money of a model's trainings on processors and on GPUs, where both are known."""
     trainings = list(_trainings(known))
     for model in sorted({entry.model for entry in trainings}):
-        of = {
-            kind: [
-                e.use for e in trainings if (e.model, kind_of(e.hardware_class)) == (model, kind)
-            ]
-            for kind in (CPU, GPU)
-        }
+        own = [entry for entry in trainings if entry.model == model]
+        of = {kind: [e.use for e in own if kind_of(e.hardware_class) == kind] for kind in KINDS}
         if all(of.values()):
             yield f"{model}: " + "; ".join(
                 f"{len(uses)} trainings on {kind}, in the mean "

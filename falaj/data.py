@@ -113,10 +113,8 @@ def approve_baseline(
                 if reviewed:
                     sign_baseline(settings, config.name, name)
                 written = f"{path.name} {digest_of(path)[:12]}"
-            lines.append(
-                f"{name:<28}{baseline.num_periods:>4} days, {len(baseline.bands):>3} columns, "
-                f"{written}"
-            )
+            seen = f"{baseline.num_periods:>4} days, {len(baseline.bands):>3} columns"
+            lines.append(f"{name:<28}{seen}, {written}")
     review = "Review the files, then say when and how: the same again with --reviewed signs them."
     return Shown(made, [*lines, "No baseline was written" if dry_run else review])
 
@@ -200,15 +198,10 @@ def counts(
 def count_line(count: LogCount) -> str:
     """Rows of one version, variant and track, for people."""
     refused = f", {count.refused:,} refused" if count.refused else ""
-    by = (
-        f"version {count.version} as {count.track} by {count.variant}"
-        if count.variant
-        else f"nobody as {count.track}"
-    )
-    return (
-        f"{count.model:<20} {by}: {count.answered:,} answered{refused}; {count.first:%F %T}Z to "
-        f"{count.last:%F %T}Z"
-    )
+    version = f"version {count.version} as {count.track} by {count.variant}"
+    by = version if count.variant else f"nobody as {count.track}"
+    time = f"{count.first:%F %T}Z to {count.last:%F %T}Z"
+    return f"{count.model:<20} {by}: {count.answered:,} answered{refused}; {time}"
 
 
 @predictions.command

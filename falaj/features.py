@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -230,11 +230,9 @@ def feature_server(settings: Settings, at: Listening) -> Iterator[subprocess.Pop
 
 
 def _listens(at: Listening) -> bool:
-    try:
-        socket.create_connection((at.host, at.port), timeout=2).close()
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), socket.create_connection((at.host, at.port), timeout=2):
+        return True
+    return False
 
 
 @app.command

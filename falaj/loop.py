@@ -55,16 +55,14 @@ def run(*, exit_code: bool = False, context: Here) -> Shown:
         from flows.promotion import promotion_outcome
 
         record = pipeline_flow(config)
-        overall, quality = record.evaluation.overall, record.evaluation.overall.primary
+        judged, overall = record.evaluation, record.evaluation.overall
         accepted = ", ".join(v.name for v in record.variants if v.accepted) or "none"
         latest = context.settings.latest_report()
         lines = [
             "",
             row("Model", promotion_outcome(record.promotion)),
-            f"{overall.primary_name:<10}{quality.value:.4f} [{quality.low:.4f}, "
-            f"{quality.high:.4f}] on {overall.num_rows:,} test rows; "
-            f"{record.evaluation.baseline_model_name} "
-            f"{record.evaluation.baseline_model.primary.value:.4f}",
+            f"{overall.primary_name:<10}{overall.primary:.4f} on {overall.num_rows:,} test rows; "
+            f"{judged.baseline_model_name} {judged.baseline_model.primary.value:.4f}",
             row("Variants", accepted),
             row("Drift", f"{record.drift.result} in {record.drift.current}"),
             row("Report", latest / "report.html"),
@@ -242,9 +240,8 @@ def recalibration_lines(result: RecalibrationResult) -> list[str]:
             f"rows of {fit.window}"
         )
     if result.evaluation is not None:
-        lines += [
-            row("Changes", line) for line in describe_changes(result.evaluation, source.version)
-        ]
+        changes = describe_changes(result.evaluation, source.version)
+        lines += [row("Changes", line) for line in changes]
     if result.promotion is not None:
         return [*lines, row("Model", promotion_outcome(result.promotion))]
     left = f"{source.name} version {source.version} is left: {result.refusal}"

@@ -313,13 +313,8 @@ def _resume_run(
             announce_broken_glass(model, version, *broken)
         number = settle_waiting_runs(model, version)
     except httpx.HTTPError as exc:
-        return [
-            row(
-                "Platform",
-                f"could not be notified ({type(exc).__name__}); the answer is kept, and the run "
-                "that asks ends by itself at its deadline",
-            )
-        ]
+        kept = "the answer is kept, and the run that asks ends by itself at its deadline"
+        return [row("Platform", f"could not be notified ({type(exc).__name__}); {kept}")]
     return [row("Platform", "the run that asked resumes")] if number else []
 
 

@@ -5,6 +5,7 @@ A key is printed once, alone on standard output.
 
 import json
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, 
 from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles, platform_environment
-from serving.security.config import KEYS_FILE
+from serving.security.config import GRANT, KEYS_FILE
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
 from tasks.governance.handling import Placement, addresses
 from tasks.governance.identity import switch
@@ -236,11 +237,8 @@ def deploy(
 
     plan = make_plan(context.repos, file=file or PREFECT_FILE, pool_type=pools, resume=resume)
     outcome = run(plan, wait, only_check=check, prune=prune)
-    columns = {
-        "written": outcome.written,
-        "differs": outcome.differences,
-        "note": sorted(set(outcome.notes)),
-    }
+    columns = {"written": outcome.written, "differs": outcome.differences}
+    columns["note"] = sorted(set(outcome.notes))
     lines = [f"{name:<11}{line}" for name, found in columns.items() for line in found]
     lines.append(
         f"{len(outcome.equal)} as the files say, {len(outcome.written)} written, "
@@ -537,12 +535,9 @@ def shares(
     traffic = GatewayTraffic(plan.files.home)
     if model and (candidate is not None or mirror is not None):
         now = traffic.shares(model)
-        traffic.set_shares(
-            model,
-            now.candidate if candidate is None else candidate,
-            now.mirror if mirror is None else mirror,
-            sticky=not random,
-        )
+        candidate = now.candidate if candidate is None else candidate
+        mirror = now.mirror if mirror is None else mirror
+        traffic.set_shares(model, candidate, mirror, sticky=not random)
     names = [model] if model else sorted(plan.config.models)
     found = {name: traffic.shares(name) for name in names}
     return Shown(found, [_line(name, share) for name, share in found.items()])
@@ -596,26 +591,16 @@ def create(
     """
     if not subject.strip():
         raise ConfigurationError("--subject is empty; name who uses the key. No key was made")
+    if wrong := [text for text in role if not re.fullmatch(GRANT, text)]:
+        raise ConfigurationError(
+            f"{wrong[0]!r} is no role; write infer, read or admin, a colon, and a model or *, as "
+            "infer:flight-delay. No key was made"
+        )
     expires = datetime.now(UTC) + timedelta(days=days) if days else None
-    grants = tuple(map(_grant, role))
-    text, key = create_key(file or context.home / KEYS_FILE, subject, grants, tenant, expires)
+    text, key = create_key(file or context.home / KEYS_FILE, subject, tuple(role), tenant, expires)
     context.subject.update(key=key.id, subject=key.subject, tenant=tenant, grants=role)
     sys.stderr.write(f"key {key.id} for {key.subject}; it is not shown again\n")
     return Shown({"id": key.id, "subject": key.subject, "key": text}, [text])
-
-
-def _grant(text: str) -> str:
-    from pydantic import TypeAdapter, ValidationError
-
-    from serving.security.config import Grant
-
-    try:
-        return TypeAdapter(Grant).validate_python(text)
-    except ValidationError as exc:
-        raise ConfigurationError(
-            f"{text!r} is no role; write infer, read or admin, a colon, and a model or *, as "
-            "infer:flight-delay. No key was made"
-        ) from exc
 
 
 @keys.command(name="list")

@@ -409,15 +409,14 @@ class Run:
 
     def facts(self) -> Mapping[str, object]:
         """What matters of it."""
-        record, overall = self.record, self.record.evaluation.overall
+        record, judged = self.record, self.record.evaluation
+        overall = judged.overall
         accepted = ", ".join(v.name for v in record.variants if v.accepted) or "none"
         return {
             "model": f"{record.version.name} version {record.version.version}",
             "promoted": "yes" if self.promoted else "no",
             overall.primary_name: f"{overall.primary:.4f} on {overall.num_rows:,} test rows",
-            record.evaluation.baseline_model_name: (
-                f"{record.evaluation.baseline_model.primary:.4f}"
-            ),
+            judged.baseline_model_name: f"{judged.baseline_model.primary:.4f}",
             "variants": accepted,
             "drift": f"{record.drift.result} in {record.drift.current}",
             "report": self.report,

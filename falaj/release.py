@@ -223,14 +223,9 @@ def decisions(
 
     if last is not None:
         since = datetime.now(UTC) - last
-    found = Ledger(context.settings.metadata_url).decisions(
-        since=in_utc(since) if since else None,
-        limit=limit,
-        model=model,
-        use_case=use_case,
-        action=action,
-        outcome=outcome,
-    )
+    asked = {"model": model, "use_case": use_case, "action": action, "outcome": outcome}
+    ledger = Ledger(context.settings.metadata_url)
+    found = ledger.decisions(since=in_utc(since) if since else None, limit=limit, **asked)
     none = ["No such decision is recorded; a drift check stores the first result."]
     return Shown(found, [line for made in found for line in _decision(made)] or none)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -102,14 +103,8 @@ def restore(
     found = backups.read_backup(source, name)
     with nobody_else(settings.home):
         erased = known_entities(settings, source, found)
-        backups.restore(
-            settings,
-            source,
-            found,
-            _prepare(settings.home),
-            _say,
-            then=lambda scratch: erase_restored(settings, erased, scratch),
-        )
+        then = partial(erase_restored, settings, erased)
+        backups.restore(settings, source, found, _prepare(settings.home), _say, then=then)
     context.subject.update(backup=found.name, location=source.url)
     lacking = "" if found.secrets else "; its keys were not in it, new ones are made when needed"
     shown = f"{found.name} is in {settings.home}, every digest right{lacking}"

@@ -70,17 +70,17 @@ def model_status(use_case: PipelineConfig, settings: Settings) -> dict[str, Any]
     known = [version_facts(v, registry) for v in registry.versions(name)] if registry else []
     named = {alias: facts for facts in known for alias in facts["aliases"]}
     state = find_champion_state(name, RegistryLocation.of(settings), now)
+
+    def waits(asked: Any) -> bool:
+        return bool(asked) and asked.state == "waiting" and now < asked.deadline
+
     return {
         "use_case": use_case.name,
         "model": name,
         "champion": named.get(CHAMPION),
         "candidate": named.get(CANDIDATE),
         "promoted_at": state.promoted_at if state else None,
-        "waits_for_approval": [
-            facts["version"]
-            for facts in known
-            if (asked := facts["approval"]) and asked.state == "waiting" and now < asked.deadline
-        ],
+        "waits_for_approval": [one["version"] for one in known if waits(one["approval"])],
         **_operation(use_case, settings),
         "last_run": _last_run(settings),
     }
@@ -122,9 +122,8 @@ def _model_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield row("Champion", "none; `falaj run` trains and promotes a first one")
     else:
         since = facts["promoted_at"] or champion["created"]
-        yield row(
-            "Champion", f"version {champion['version']}, {quality_text(champion)}, {age(since)} old"
-        )
+        judged = f"{quality_text(champion)}, {age(since)} old"
+        yield row("Champion", f"version {champion['version']}, {judged}")
     if candidate is not None and (champion is None or candidate["version"] != champion["version"]):
         yield row("Candidate", f"version {candidate['version']}, {quality_text(candidate)}")
     for version in facts["waits_for_approval"]:

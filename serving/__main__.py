@@ -17,7 +17,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -43,6 +42,7 @@ from tasks.governance.handling import addresses
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.files import temporary_files
+from tasks.kernel.process import attempts
 from tasks.kernel.settings import Settings
 
 _SPARE_FILES = 256
@@ -56,10 +56,8 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
     """Do what the command line says; 0 where it was done, 2 on a fault, 3 where nothing serves."""
     asked = _parser().parse_args(argv)
     if asked.command == "settings":
-        schemas = {
-            SERVING_FILE: ServingConfig.model_json_schema(),
-            str(SECURITY_FILE): SecurityConfig.model_json_schema(),
-        }
+        schemas = {SERVING_FILE: ServingConfig.model_json_schema()}
+        schemas[str(SECURITY_FILE)] = SecurityConfig.model_json_schema()
         sys.stdout.write(json.dumps(schemas, indent=1) + "\n")
         return 0
     named = {} if asked.home is None else {"FALAJ_HOME": str(asked.home)}
@@ -76,11 +74,8 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m serving",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser("python -m serving", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = ("serve", "status", "stop", "settings")
     parser.add_argument("command", nargs="?", default="serve", choices=commands)
     parser.add_argument("--home", type=Path, help="state folder; FALAJ_HOME without it")
@@ -165,14 +160,11 @@ def _look_or_stop(asked: argparse.Namespace, home: Path) -> int:
     for one in found:
         os.kill(int(one["pid"]), signal.SIGTERM)
     named = ", ".join(f"process {one['pid']}" for one in found)
-    deadline = time.monotonic() + asked.timeout_s
-    while is_served(home):
-        if time.monotonic() > deadline:
-            raise ConfigurationError(
-                f"{named}: not all has ended within {asked.timeout_s:g} s; it was asked to and may "
-                "still be answering"
-            )
-        time.sleep(0.05)
+    if all(is_served(home) for _ in attempts(asked.timeout_s, 0.05)):
+        raise ConfigurationError(
+            f"{named}: not all has ended within {asked.timeout_s:g} s; it was asked to and may "
+            "still be answering"
+        )
     sys.stdout.write(f"{named}: ended\n")
     return 0
 

@@ -87,21 +87,10 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
         log.check()
         await observability.start()
 
-    return Components(
-        engine,
-        observers=observers,
-        security=secured(config.security, home, config.host),
-        entities=entities,
-        pages=observability.pages,
-        start=start,
-        stops=(
-            releases.stop,
-            partial(engine.stop, config.stop_s),
-            entities.stop,
-            observability.stop,
-            partial(asyncio.to_thread, log.stop),
-        ),
-    )
+    security = secured(config.security, home, config.host)
+    stop, stop_log = partial(engine.stop, config.stop_s), partial(asyncio.to_thread, log.stop)
+    stops = (releases.stop, stop, entities.stop, observability.stop, stop_log)
+    return Components(engine, observers, security, entities, observability.pages, start, stops)
 
 
 def _version_in(engine: ModelEngine, model: str, track: Track) -> str | None:

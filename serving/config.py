@@ -8,8 +8,6 @@ from pydantic import (
     AliasChoices,
     AnyHttpUrl,
     AwareDatetime,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -22,7 +20,7 @@ from tasks.contracts.conversion import MOST_ROWS
 from tasks.governance.handling import Address
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
-from tasks.kernel.values import checked
+from tasks.kernel.values import Described, checked
 from tasks.predictions.config import PredictionLogConfig
 from tasks.registry.config import RegistryConfig, named_after
 
@@ -34,11 +32,7 @@ MAX_BUFFERED_BYTES = 256 * _MIB
 """Bodies being received, all together; 503 beyond."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class HttpConfig(_Section):
+class HttpConfig(Described):
     """The public HTTP listener."""
 
     port: NonNegativeInt = Field(default=8000, le=65_535, description="0 takes a free one.")
@@ -58,7 +52,7 @@ class HttpConfig(_Section):
     header they send."""
 
 
-class GrpcConfig(_Section):
+class GrpcConfig(Described):
     """The gRPC listener."""
 
     enabled: bool = Field(default=True, description="Whether to listen.")
@@ -67,13 +61,13 @@ class GrpcConfig(_Section):
     """Calls at a time; more are refused."""
 
 
-class AdminConfig(_Section):
+class AdminConfig(Described):
     """The admin listener, on loopback whatever `host` says."""
 
     port: NonNegativeInt = Field(default=8002, le=65_535, description="0 takes a free one.")
 
 
-class ServedModel(_Section):
+class ServedModel(Described):
     """One model of the registry that this process serves: how it is followed and checked."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
@@ -89,7 +83,7 @@ class ServedModel(_Section):
     on before it serves. None makes rows of the signature."""
 
 
-class HardwareConfig(_Section):
+class HardwareConfig(Described):
     """One kind of hardware that this process computes on."""
 
     name: str = Field(default="cpu", min_length=1, description="As answers and counters name it.")
@@ -104,7 +98,7 @@ class HardwareConfig(_Section):
     """Batches that may run beside each other, of different models."""
 
 
-class EngineConfig(_Section):
+class EngineConfig(Described):
     """What the engine computes on, and how much it holds."""
 
     hardware: tuple[HardwareConfig, ...] = Field(default=(HardwareConfig(),), min_length=1)
@@ -122,7 +116,7 @@ class EngineConfig(_Section):
         return self
 
 
-class EntityConfig(_Section):
+class EntityConfig(Described):
     """What a serving process does with a request that names entities."""
 
     moment: Literal["use_case", "wall"] | AwareDatetime = "use_case"
@@ -133,7 +127,7 @@ class EntityConfig(_Section):
     """Rows of a request, and of requests that share a read."""
 
 
-class TraceConfig(_Section):
+class TraceConfig(Described):
     """Where spans go, and of which calls."""
 
     endpoint: Annotated[AnyHttpUrl | None, Address("traces")] = None
@@ -146,7 +140,7 @@ class TraceConfig(_Section):
     `traceparent` follows its caller's decision."""
 
 
-class LogConfig(_Section):
+class LogConfig(Described):
     """The process's log: JSON lines."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -154,14 +148,14 @@ class LogConfig(_Section):
     file: Path | None = Field(default=None, description="None is standard error.")
 
 
-class ObservabilityConfig(_Section):
+class ObservabilityConfig(Described):
     """Everything that is shown of one serving process."""
 
     traces: TraceConfig = TraceConfig()
     logs: LogConfig = LogConfig()
 
 
-class ServingConfig(_Section):
+class ServingConfig(Described):
     """What one serving process is asked to do."""
 
     host: Annotated[str, Address("predictions")] = Field(

@@ -27,6 +27,13 @@ GRPC_MODEL_HEADER = "falaj-model"
 SERVED_HEADERS = ("x-falaj-model", "x-falaj-version", "x-falaj-variant", "x-falaj-slot",
                   "x-falaj-hardware", "x-falaj-fell-over")  # fmt: skip
 """Response headers that say what answered, `x-falaj-fell-over` only where it was not the first."""
+SECURITY_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""Of every answer."""
 
 
 @dataclass(slots=True)
@@ -172,10 +179,8 @@ class Principal:
 
     def may(self, action: Action, model: str | None) -> bool:
         """Whether the roles allow an action, on a model or, with None, on the server."""
-        return any(
-            action in self.roles.get(name, frozenset())
-            for name in (("*",) if model is None else (model, "*"))
-        )
+        names = ("*",) if model is None else (model, "*")
+        return any(action in self.roles.get(name, frozenset()) for name in names)
 
 
 class Guard(Protocol):

@@ -67,9 +67,8 @@ def _checked_files(findings: Findings) -> PipelineConfig | None:
         file = named[0] if named else USE_CASE_FILE
         if "has no file" in str(exc):
             near = did_you_mean(file, (str(f.relative_to(repo)) for f in repo.rglob("*.sql")))
-            findings.add_error(
-                exc, CHECK, findings.naming(file), f"{near}write it, or mend the name"
-            )
+            advice = f"{near}write it, or mend the name"
+            findings.add_error(exc, CHECK, findings.naming(file), advice)
         else:
             declared = findings.declared(str(exc), "features")
             place = declared if file == USE_CASE_FILE else (file, None)

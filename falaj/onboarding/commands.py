@@ -96,14 +96,6 @@ def init(
     if template in ("flights", "traffic"):
         copy_example(template, folder)
         return [row("Written", f"{folder}, a copy of the example {template}")]
-    wishes = Wishes(
-        label=label,
-        time=time,
-        key=key,
-        template=template,
-        label_known_after=label_known_after,
-        horizon=horizon,
-        time_zone=time_zone,
-        ask=None if context.assume_yes or not sys.stdin.isatty() else input,
-    )
+    ask = None if context.assume_yes or not sys.stdin.isatty() else input
+    wishes = Wishes(label, time, key, template, label_known_after, horizon, time_zone, ask)
     return begin(folder.resolve(), data, wishes)

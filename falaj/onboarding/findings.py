@@ -96,21 +96,12 @@ class Findings:
             seen, *more = text.split(". " if ". " in text else "; ", 1)
         lines = re.findall(r"[Ll]ine:? (\d+)", text)
         advice = "".join(more).strip().removesuffix(".")
+        action = action or advised(text) or advice[:1].lower() + advice[1:]
         is_configuration = isinstance(exc, ConfigurationError | WindowError)
-        self.found.append(
-            Finding(
-                check=check,
-                kind="configuration" if is_configuration else "data",
-                file=place[0],
-                line=place[1] or (int(lines[-1]) if lines else None),
-                seen=seen,
-                expected=expected.removesuffix("."),
-                action=action
-                or advised(text)
-                or advice[:1].lower() + advice[1:]
-                or f"mend it in {place[0]}",
-            )
-        )
+        kind: Kind = "configuration" if is_configuration else "data"
+        file, line = place[0], place[1] or (int(lines[-1]) if lines else None)
+        expected, action = expected.removesuffix("."), action or f"mend it in {file}"
+        self.found.append(Finding(check, kind, file, seen, action, expected, line))
 
     def at(self, *path: str | int) -> Place:
         """Line of the last name of a path that `use_case.yaml` has.

@@ -94,7 +94,7 @@ class Proposal:
     horizon: str
     label_known_after: str
     days: tuple[date, date, date, date]
-    evaluation: dict[str, int]
+    evaluation: dict[str, int] = field(default_factory=dict)
     known_after: str = "1h"
     baseline: str = ""
     aggregates: list[str] = field(default_factory=list)
@@ -131,18 +131,8 @@ def propose(name: str, rows: Rows, wishes: Wishes) -> Proposal:
         longest = min(LONGEST_WAIT_DAYS, max(1, (rows.last - rows.first).days // LONGEST_SHARE))
         given, option = wishes.label_known_after, "--label-known-after"
         wait = wishes.duration(given, asked, f"{longest}d", option)
-    proposal = Proposal(
-        name=name,
-        task=task,
-        label=label,
-        meaning=meaning,
-        entity=entity,
-        key=row_key(rows, entity),
-        horizon=horizon,
-        label_known_after=wait,
-        days=windows_of(rows, span(wait)),
-        evaluation={},
-    )
+    key, days = row_key(rows, entity), windows_of(rows, span(wait))
+    proposal = Proposal(name, task, label, meaning, entity, key, horizon, wait, days)
     if task == "multi-class":
         proposal.classes = sorted(map(str, rows.values(rows.label.name)))
     proposal.evaluation = slices_of(rows, proposal)

@@ -64,13 +64,12 @@ def _check_split(sample: Sample, split: dict[str, Any], window: TimeWindow) -> N
     if split["rows"] < LEAST_KNOWN * values["total"]:
         findings.add("few-labels", place, **values)
     is_class = config.features.training_set.task == "classification"
+    grave: Severity = "warning" if name == "current" else "error"
     if is_class and not 0 < split["positives"] < split["rows"]:
-        grave: Severity = "warning" if name == "current" else "error"
         findings.add("one-label", place, severity=grave, **values)
     classes = config.features.training_set.class_names
     if split["labels"] < len(classes):
-        rank: Severity = "warning" if name == "current" else "error"
-        findings.add("class-missing", place, severity=rank, **values, classes=", ".join(classes))
+        findings.add("class-missing", place, severity=grave, **values, classes=", ".join(classes))
     setting = {"test": "evaluation", "current": "drift"}.get(name)
     if setting and split["days"] < (least := getattr(config, setting).min_days):
         findings.add("few-days", place, **values, least=least, setting=setting)

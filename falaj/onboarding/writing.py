@@ -40,9 +40,7 @@ def files_of(rows: Rows, proposal: Proposal, folder: Path) -> dict[str, str]:
         "time": rows.time.name,
         "source": source,
         "entity": proposal.entity or ALL,
-        "question": f"{question}, {proposal.horizon} ahead?"
-        if proposal.horizon
-        else f"{question}?",
+        "question": question + (f", {proposal.horizon} ahead?" if proposal.horizon else "?"),
         "clock": clock,
         "splits": dict(zip(("start", "validation", "test", "end"), proposal.days, strict=True)),
         "ahead": interval(span(proposal.horizon)) if proposal.horizon else "",

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from infra.bench.figures import Measured, at_least, interleaved, median_ratio, reported, seconds
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, plain_schema
 from infra.bench.training.strategies import (
     CATEGORY_COUNTS,
     NUM_NUMBERS,
@@ -28,7 +28,7 @@ from infra.bench.training.strategies import (
     timed,
 )
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DatasetSchema, DataSplits
+from tasks.contracts.data import DataSplits
 from tasks.contracts.telemetry import TrainingTelemetry
 from tasks.training.config import TrainingConfig
 from tasks.training.core.run_directory import RunDirectory, TrainingJob, exclusive
@@ -176,13 +176,7 @@ def in_ms(taken: Mapping[str, list[float]]) -> str:
 MONTHS = [f"2024-{month:02}-01T00:00Z" for month in (1, 10, 11, 12)]
 WINDOWS = [TimeWindow.model_validate({"start": a, "end": b}) for a, b in pairwise(MONTHS)]
 SPLITS = DataSplits(train=WINDOWS[0], validation=WINDOWS[1], test=WINDOWS[2])
-COLUMNS = DatasetSchema(
-    row_id="row",
-    event_time="at",
-    label="label",
-    categorical=tuple(f"category_{number}" for number in range(len(CATEGORY_COUNTS))),
-    numeric=tuple(f"number_{number}" for number in range(NUM_NUMBERS)),
-)
+COLUMNS = plain_schema(len(CATEGORY_COUNTS), NUM_NUMBERS)
 
 
 def write_rows(path: Path, num_rows: int) -> None:

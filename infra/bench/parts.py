@@ -17,7 +17,6 @@ import importlib
 import json
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from pydantic import TypeAdapter
 
 from infra.bench.figures import Figure, LeftOut, Measured
+from tasks.contracts.data import DatasetSchema
 from tasks.contracts.run import RunRecord
+from tasks.kernel.process import attempts
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
@@ -185,6 +186,15 @@ def newest_record(settings: Settings) -> RunRecord:
         ) from exc
 
 
+def plain_schema(categories: int, numbers: int) -> DatasetSchema:
+    """Columns of rows that are made up."""
+    words = tuple(f"category_{number}" for number in range(categories))
+    figures = tuple(f"number_{number}" for number in range(numbers))
+    return DatasetSchema(
+        row_id="row", event_time="at", label="label", categorical=words, numeric=figures
+    )
+
+
 def wait_until(
     condition: Callable[[], T], what: str, limit_s: float = 30, pause_s: float = 0.05
 ) -> T:
@@ -193,12 +203,10 @@ def wait_until(
     Raises:
         TimeoutError: it did not within the limit.
     """
-    deadline = time.monotonic() + limit_s
-    while not (found := condition()):
-        if time.monotonic() >= deadline:
-            raise TimeoutError(f"not within {limit_s} s: {what}")
-        time.sleep(pause_s)
-    return found
+    for _ in attempts(limit_s, pause_s):
+        if found := condition():
+            return found
+    raise TimeoutError(f"not within {limit_s} s: {what}")
 
 
 def main(title: str, folder: str, size: str) -> None:

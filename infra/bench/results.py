@@ -109,9 +109,7 @@ def checked_out() -> str:
     """The commit; with `-dirty` where files differ from it, but for results; empty without git."""
     results = f":(exclude){RESULTS.relative_to(PROJECT_ROOT)}"
     said = [
-        subprocess.run(
-            ["git", *words], cwd=PROJECT_ROOT, capture_output=True, text=True, check=False
-        )
+        subprocess.run(["git", *words], cwd=PROJECT_ROOT, capture_output=True, text=True)
         for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", ".", results])
     ]
     if any(each.returncode for each in said):

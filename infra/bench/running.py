@@ -19,7 +19,7 @@ import yaml
 
 from infra.bench.figures import Figure, LeftOut
 from infra.bench.loop import FIRST_RUN, run_measured
-from infra.bench.parts import OUTCOME_FILE, Measurement, Outcome
+from infra.bench.parts import OUTCOME_FILE, Bench, Measurement, Outcome
 from infra.bench.processes import run_python
 from infra.bench.results import Result, checked_out, this_host
 from tasks.kernel.files import read_yaml
@@ -191,6 +191,12 @@ def own_environment() -> dict[str, str]:
         or name == "FALAJ_FEATURE_REPO"
         or name.endswith("_PYTHON")  # of another server's environment
     }
+
+
+def loop_environment(bench: Bench) -> dict[str, str]:
+    """Variables of loops on folders of their own, of the small use case where that is asked for."""
+    small = {"FALAJ_FEATURE_REPO": str(small_repository(bench.folder))} if bench.small else {}
+    return own_environment() | small
 
 
 def say(text: str) -> None:

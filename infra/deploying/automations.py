@@ -83,14 +83,9 @@ class Channel:
             )
         if self.message is None:
             return SlackWebhook(url=SecretStr(address))
-        return CustomWebhookNotificationBlock.model_validate(
-            {
-                "name": "Falaj",
-                "url": "{{ address }}",
-                "json_data": self.message,
-                "secrets": {"address": address},
-            }
-        )
+        told = {"name": "Falaj", "url": "{{ address }}", "json_data": self.message}
+        secret = {"secrets": {"address": address}}
+        return CustomWebhookNotificationBlock.model_validate({**told, **secret})
 
 
 CHANNELS = (

@@ -90,10 +90,8 @@ def make_plan(
     def resuming(items: Sequence[AnyItem]) -> tuple[AnyItem, ...]:
         return tuple(replace(item, resume=resume) for item in items)
 
-    pools, state = (
-        pool_items(pool_type, image, classes),
-        state_identity(Settings.from_environment()),
-    )
+    pools = pool_items(pool_type, image, classes)
+    state = state_identity(Settings.from_environment())
     described = on_all_classes(read_prefect_file(file), classes)
     return Plan(
         places=resuming([*pools, use_case_block(use_cases), RESULTS, *channel_blocks()]),

@@ -101,7 +101,7 @@ class Queue(Contract):
 
     priority: int = Field(ge=1)
     description: str
-    limit: int | None = Field(default=None, ge=1)
+    limit: int | None = Field(default=None, ge=1, serialization_alias="concurrency_limit")
 
 
 class Pool(Contract):

@@ -141,9 +141,8 @@ class BlockItem(Item):
     async def wanted(self, client: PrefectClient) -> dict[str, Any]:
         """See `Item`."""
         nowhere = UUID(int=0)
-        return _plain(
-            self.block._to_block_document(self.name, nowhere, nowhere, include_secrets=True).data
-        )
+        own = self.block._to_block_document(self.name, nowhere, nowhere, include_secrets=True)
+        return _plain(own.data)
 
     async def found(self, client: PrefectClient) -> Found | None:
         """See `Item`."""

@@ -68,19 +68,9 @@ class PoolItem(Item):
     async def wanted(self, client: PrefectClient) -> dict[str, Any]:
         """See `Item`. Queues from the last to the first: a priority pushes its holder on."""
         ordered = sorted(self.queues.items(), key=lambda item: -item[1].priority)
-        queues = {
-            name: {
-                "description": queue.description,
-                "priority": queue.priority,
-                "concurrency_limit": queue.limit,
-            }
-            for name, queue in ordered
-        }
-        return {
-            "description": self.description,
-            "base_job_template": self.template,
-            "queues": queues,
-        }
+        queues = {name: queue.model_dump(by_alias=True) for name, queue in ordered}
+        own = {"description": self.description, "base_job_template": self.template}
+        return {**own, "queues": queues}
 
     async def found(self, client: PrefectClient) -> Found | None:
         """See `Item`.
@@ -99,12 +89,8 @@ class PoolItem(Item):
             )
         wanted = await self.wanted(client)
         of_queues = wanted.pop("queues")
-        view = {name: getattr(pool, name) for name in wanted} | {
-            "queues": {
-                name: {field: getattr(queue, field) for field in of_queues[name]}
-                for name, queue in queues.items()
-            }
-        }
+        there = {n: {f: getattr(queue, f) for f in of_queues[n]} for n, queue in queues.items()}
+        view = {name: getattr(pool, name) for name in wanted} | {"queues": there}
         paused = [f"queue {name} is paused" for name, queue in queues.items() if queue.is_paused]
         return Found(view, (*(["it is paused"] if pool.is_paused else []), *paused))
 

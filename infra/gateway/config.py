@@ -1,6 +1,5 @@
 """What the gateway is configured to do, where its files are, and the shares of traffic."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AliasChoices,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -18,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from infra.orchestration.client import platform_folder
+from infra.platform.files import PlatformFiles, read_ports
 from serving.security.config import Rate, SecurityConfig, read_security
 from tasks.contracts.serving import address_files, read_addresses
 from tasks.governance.handling import Address
@@ -26,7 +24,7 @@ from tasks.governance.identity import SignIn, read_sign_in, sign_in_file
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml, write_atomically
 from tasks.kernel.settings import USE_CASE_NAME
-from tasks.kernel.values import Contract, checked
+from tasks.kernel.values import Contract, Described, checked
 
 HostPort = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 Listening = Annotated[HostPort, Address("predictions")]
@@ -94,10 +92,8 @@ class ModelConfig(Contract):
     experiments: tuple[Experiment, ...] = Field(default=(), description="A/B by a header.")
 
 
-class PlatformListener(Contract):
+class PlatformListener(Described):
     """The address of the platform: one for all that people and their programs look at."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     listen: PlatformAddress = Field(default="127.0.0.1:8444", description="Where people come.")
     address: str | None = Field(default=None, pattern=r"^https://[^\s@/]+$")
@@ -109,7 +105,7 @@ class PlatformListener(Contract):
     """Feature servers by use case."""
 
 
-class GatewayConfig(Contract):
+class GatewayConfig(Described):
     """The gateway of one installation.
 
     Attributes:
@@ -117,8 +113,6 @@ class GatewayConfig(Contract):
         client_ca: authority of clients' certificates; None where clients have none.
         upstream_tls: False only for a server on the same machine's loopback device.
     """
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     models: dict[ModelName, ModelConfig] = Field(min_length=1)
     """Models that clients may call; nothing else exists for them."""
@@ -209,7 +203,7 @@ class GatewayPlan:
         platform = self.config.platform
         if platform is None:
             return {}
-        ports = _platform_ports(self.files.home)
+        ports = read_ports(PlatformFiles(self.files.home))
         found = {
             "prefect": platform.prefect or f"127.0.0.1:{ports.get('prefect', 4200)}",
             "mlflow": platform.mlflow or f"127.0.0.1:{ports.get('mlflow', 5000)}",
@@ -217,15 +211,6 @@ class GatewayPlan:
         if admin := self.announced.get("admin"):
             found["serving"] = admin[0]
         return found | {f"features-{name}": at for name, at in platform.features.items()}
-
-
-def _platform_ports(home: Path) -> dict[str, int]:
-    """Those that the platform chose when it started."""
-    try:
-        found: dict[str, int] = json.loads((platform_folder(home) / "ports.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found
 
 
 def read_plan(home: Path) -> GatewayPlan:

@@ -71,7 +71,6 @@ def check_bootstrap(plan: GatewayPlan) -> str:
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
     )
     return "" if done.returncode == 0 else done.stderr.strip()[-2000:]
 

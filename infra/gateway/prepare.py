@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from serving.security.config import TlsConfig
 from tasks.governance.identity import discovered
 from tasks.kernel.errors import ConfigurationError, TransientError, refused_writes_explained
 from tasks.kernel.files import locked, private_folder, write_atomically
+from tasks.kernel.process import attempts
 
 SHARES_LIMIT_S, PAUSE_S = 10.0, 0.02
 INTERNAL, PUBLIC = "internal", "public-authority"
@@ -199,17 +199,13 @@ class GatewayTraffic:
         return plan
 
     def _wait(self, admin: Admin, version: str) -> None:
-        deadline = time.monotonic() + self._limit_s
-        while True:
+        for _ in attempts(self._limit_s, PAUSE_S):
             try:
                 found, refused = admin.version_of_routes()
             except TransientError as exc:
                 raise TransientError(f"{exc}. The shares are kept until it starts") from exc
             if found == version:
                 return
-            if time.monotonic() > deadline:
-                break
-            time.sleep(PAUSE_S)
         if refused:
             raise ConfigurationError(f"Envoy refused the new shares: {refused}")
         raise TransientError(

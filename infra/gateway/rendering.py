@@ -18,6 +18,7 @@ import yaml
 from infra.gateway.config import GatewayPlan, Shares
 from serving.config import MAX_HEADER_BYTES
 from serving.interfaces import GRPC_MODEL_HEADER, TRACKS
+from serving.interfaces import SECURITY_HEADERS as OF_SERVER
 from serving.security.certificates import Pair
 from tasks.governance.identity import ISSUER_TIMEOUT_S, LEEWAY_S
 from tasks.kernel.errors import ConfigurationError
@@ -32,12 +33,8 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters["json"] = lambda value: json.dumps(value, default=str)
 SERVER_NAME = "falaj-server"
 """In the server's certificate; the gateway talks to nobody else."""
-SECURITY_HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
+SECURITY_HEADERS = OF_SERVER | {
     "strict-transport-security": "max-age=31536000",
-    "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
 """Of every answer, those of the server with the same names replaced."""
@@ -72,13 +69,8 @@ def rendered(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares] | None =
         "leeway_s": LEEWAY_S,
         "issuer_timeout_s": ISSUER_TIMEOUT_S,
     }
-    functions = {
-        "set_header": set_header,
-        "seconds": seconds,
-        "socket_address": _socket_address,
-        "cluster_kind": _cluster_kind,
-        "infer_path": infer_path,
-        "read_path": read_path,
+    own = (set_header, seconds, socket_address, cluster_kind, infer_path, read_path)
+    functions = {function.__name__: function for function in own} | {
         "split_url": urlsplit,
         "escape": re.escape,
         "read_text": lambda file: Path(file).read_text(encoding="utf-8"),
@@ -168,13 +160,14 @@ def _followed(file: Path) -> dict[str, Any]:
     return {"path_config_source": {"path": str(file)}, "resource_api_version": "V3"}
 
 
-def _socket_address(address: str) -> str:
+def socket_address(address: str) -> str:
+    """Host and port of an address, as Envoy reads them."""
     host, _, port = address.rpartition(":")
     found = {"address": host.strip("[]"), "port_value": int(port)}
     return json.dumps({"socket_address": found})
 
 
-def _cluster_kind(addresses: tuple[str, ...]) -> str:
+def cluster_kind(addresses: tuple[str, ...]) -> str:
     """Names of hosts are looked up again and again; addresses never change."""
     try:
         for address in addresses:

@@ -4,23 +4,24 @@ Importing it takes seconds and a hundred megabytes; supervisor, `status` and `do
 """
 
 import base64
-import json
 import logging
 import os
+import ssl
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPException
+from functools import cache
 from typing import Any
 from urllib.parse import quote
+
+import httpx
 
 from infra.platform.config import COORDINATOR
 from infra.platform.files import CutRun, now
 from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.process import attempts
 from tasks.metadata.identity import EXPECTED
 
 LOGGER = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ URGENT = "urgent"
 """The queue of short runs, which start no stages."""
 NO_SLOT = "AwaitingConcurrencySlot"
 WORKER_LABEL = "prefect.worker.name"
-NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 Json = dict[str, Any]
 
@@ -172,33 +172,31 @@ class PrefectApi:
         return self._call_once(method, path, body)
 
     def _call_once(self, method: str, path: str, body: object) -> Any:
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", **basic_auth(self.password)},
-        )
+        url, headers = self.url + path, basic_auth(self.password)
         try:
-            with NO_PROXY.open(request, timeout=self.timeout_s) as reply:
-                content = reply.read()
-        except urllib.error.HTTPError as exc:
-            raise self._error(exc, method, path) from exc
-        except (OSError, HTTPException) as exc:  # the latter: it died while it answered
-            reason = getattr(exc, "reason", exc)
-            raise TransientError(f"{self.url} does not answer: {reason}") from exc
-        return json.loads(content) if content else None
-
-    def _error(self, error: urllib.error.HTTPError, method: str, path: str) -> Exception:
-        if error.code == 401:
-            return ConfigurationError(
+            reply = http_client().request(
+                method, url, json=body, headers=headers, timeout=self.timeout_s
+            )
+        except httpx.HTTPError as exc:
+            raise TransientError(f"{self.url} does not answer: {exc}") from exc
+        if reply.is_success:
+            return reply.json() if reply.content else None
+        if reply.status_code == 401:
+            raise ConfigurationError(
                 f"{self.url} asks for another password than the one kept here. The server was "
                 "started with an earlier one, or is another platform's: make down, make up"
             )
-        if error.code == 404:
-            return NotFoundError(f"{self.url}{path} is unknown to the server")
-        detail = error.read(500).decode(errors="replace")
-        kind = BusyError if error.code in (429, 502, 503) else TransientError
-        return kind(f"{method} {self.url}{path} was answered {error.code}: {detail}")
+        if reply.status_code == 404:
+            raise NotFoundError(f"{url} is unknown to the server")
+        kind = BusyError if reply.status_code in (429, 502, 503) else TransientError
+        raise kind(f"{method} {url} was answered {reply.status_code}: {reply.text[:500]}")
+
+
+@cache
+def http_client() -> httpx.Client:
+    """Of servers on this machine and beside it; a proxy of the environment is not asked."""
+    verify = ssl.create_default_context()  # as the machine and SSL_CERT_FILE have it
+    return httpx.Client(trust_env=False, verify=verify, follow_redirects=True)
 
 
 def basic_auth(password: str | None) -> dict[str, str]:
@@ -208,14 +206,13 @@ def basic_auth(password: str | None) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(password.encode()).decode()}
 
 
-def answers(url: str, password: str | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+def answers(url: str, password: str | None = None) -> bool:
     """True where a GET of this address is answered with 200."""
-    request = urllib.request.Request(url, headers=basic_auth(password))
     try:
-        with NO_PROXY.open(request, timeout=timeout_s) as reply:
-            return bool(reply.status == 200)
-    except (OSError, HTTPException):
+        reply = http_client().get(url, headers=basic_auth(password), timeout=PROBE_TIMEOUT_S)
+    except httpx.HTTPError:
         return False
+    return reply.status_code == 200
 
 
 def wait_for_server(limit_s: float) -> None:
@@ -225,14 +222,12 @@ def wait_for_server(limit_s: float) -> None:
         TransientError: it has not within `limit_s` seconds.
     """
     url, password = os.environ["PREFECT_API_URL"], os.environ.get("PREFECT_API_AUTH_STRING")
-    deadline = time.monotonic() + limit_s
-    while not answers(f"{url}/admin/version", password):
-        if time.monotonic() > deadline:
-            raise TransientError(
-                f"the server at {url} has not answered for {limit_s:.0f} s; is it up, and is the "
-                "password the right one? Nothing was deployed; deploy again"
-            )
-        time.sleep(WAIT_POLL_S)
+    version = f"{url}/admin/version"
+    if not any(answers(version, password) for _ in attempts(limit_s, WAIT_POLL_S)):
+        raise TransientError(
+            f"the server at {url} has not answered for {limit_s:.0f} s; is it up, and is the "
+            "password the right one? Nothing was deployed; deploy again"
+        )
 
 
 def runs_of(api: PrefectApi, workers: Mapping[str, str]) -> list[Json]:

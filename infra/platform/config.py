@@ -6,18 +6,19 @@ Importing this module reads nothing.
 import json
 import socket
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from infra.platform.files import PlatformFiles
+from infra.platform.files import PlatformFiles, read_ports
 from infra.platform.scaling import ScalingRule
 from tasks.governance.handling import Address
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml, write_atomically
-from tasks.kernel.values import Contract, checked
+from tasks.kernel.values import Described, checked
 
 COORDINATOR, SERVING = "coordinator", "serving"
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
@@ -39,10 +40,8 @@ Public = Annotated[str | None, Address("metadata")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class PlatformConfig(Contract):
+class PlatformConfig(Described):
     """The configuration of one platform; the same for all its processes."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     profile: Literal["embedded", "server"] = "embedded"
     """embedded: SQLite, nothing else is needed; server: PostgreSQL and Redis."""
@@ -76,21 +75,6 @@ class PlatformConfig(Contract):
     deploying: str = Field(default="falaj deploy", pattern=r"^[A-Za-z_][A-Za-z0-9_. ]*$")
     """Python module and command that make pools and deployments on a ready server."""
 
-    @model_validator(mode="after")
-    def _only_loopback_without_password(self) -> Self:
-        if not ip_address(self.host).is_loopback and not self.password:
-            raise ValueError(
-                f"host={self.host} without a password would let anybody run code here; keep the "
-                "password on, or listen on 127.0.0.1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _servers_start(self) -> Self:
-        if not self.rule(SERVING).least:
-            raise ValueError("scaling.serving.least is 0, and nothing would start it again: say 1")
-        return self
-
     @property
     def ports(self) -> dict[str, str]:
         """The field for the port of each service that is to run."""
@@ -101,16 +85,19 @@ class PlatformConfig(Contract):
         return self.scaling.get(group) or ScalingRule()
 
     @model_validator(mode="after")
-    def _several_servers_need_stores(self) -> Self:
+    def _fits_together(self) -> Self:
+        if not ip_address(self.host).is_loopback and not self.password:
+            raise ValueError(
+                f"host={self.host} without a password would let anybody run code here; keep the "
+                "password on, or listen on 127.0.0.1"
+            )
+        if not self.rule(SERVING).least:
+            raise ValueError("scaling.serving.least is 0, and nothing would start it again: say 1")
         if self.api_url and self.profile == "embedded":
             raise ValueError(
                 "api_url is for several servers on one database, and profile embedded has a SQLite "
                 "file of its own; take profile server, or leave api_url out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _different_ports(self) -> Self:
         chosen = [port for name in self.ports.values() if (port := getattr(self, name))]
         if len(set(chosen)) < len(chosen):
             raise ValueError(f"{', '.join(self.ports.values())} must differ, and are {chosen}")
@@ -163,13 +150,7 @@ def stored_config(files: PlatformFiles) -> PlatformConfig:
 
 def choose_ports(config: PlatformConfig, files: PlatformFiles) -> dict[str, int]:
     """The wanted ports; for 0 any free one, if possible that of the last start."""
-    try:
-        found = json.loads(files.ports.read_text())
-    except (FileNotFoundError, ValueError):
-        found = None
-    before = found.items() if isinstance(found, dict) else ()
-    kept = {service: port for service, port in before if isinstance(port, int)}
-    chosen: dict[str, int] = {}
+    kept, chosen = read_ports(files), dict[str, int]()
     for service, field in config.ports.items():
         port: int = getattr(config, field) or kept.get(service, 0)
         while getattr(config, field) == 0 and not is_free(config.host, port, chosen.values()):
@@ -199,11 +180,9 @@ def is_free(host: str, port: int, given_away: Collection[int] = ()) -> bool:
     """True where a server could listen on this port now."""
     if not port or port in given_away:
         return False
-    try:
-        with socket.create_server((host, port), family=_family(host)):
-            return True
-    except OSError:
-        return False
+    with suppress(OSError), socket.create_server((host, port), family=_family(host)):
+        return True
+    return False
 
 
 def _family(host: str) -> socket.AddressFamily:

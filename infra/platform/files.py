@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, TypeAdapter, ValidationError
 
 from infra.orchestration.client import (
     client_settings,
@@ -22,6 +22,7 @@ from tasks.governance.identity import creator_headers, current_subject, read_sig
 from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.files import machine_id, write_atomically
 from tasks.kernel.provenance import code_commit
+from tasks.kernel.values import Frozen
 
 AS_CONFIGURED = "as configured"
 LOCK_WAIT_S = 2.0
@@ -76,11 +77,7 @@ class PlatformFiles:
         return f"{pool}@{socket.gethostname()}-{digest}"
 
 
-class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class ServiceState(_Stored):
+class ServiceState(Frozen):
     """One service.
 
     Attributes:
@@ -98,7 +95,7 @@ class ServiceState(_Stored):
     detail: str = ""
 
 
-class GroupState(_Stored):
+class GroupState(Frozen):
     """How many there are of a service that may be there several times.
 
     Attributes:
@@ -116,7 +113,7 @@ class GroupState(_Stored):
         return (self.count, self.wanted, self.reason) == (1, 1, AS_CONFIGURED)
 
 
-class CutRun(_Stored):
+class CutRun(Frozen):
     """A run whose processes were ended before it had ended itself."""
 
     id: str
@@ -124,7 +121,7 @@ class CutRun(_Stored):
     state: str
 
 
-class PlatformState(_Stored):
+class PlatformState(Frozen):
     """The complete platform at one moment."""
 
     pid: int
@@ -140,7 +137,7 @@ class PlatformState(_Stored):
         return next((service for service in self.services if service.name == name), None)
 
 
-class Endpoint(_Stored):
+class Endpoint(Frozen):
     """Where the platform answers.
 
     Attributes:
@@ -225,6 +222,14 @@ def other_code(files: PlatformFiles) -> str | None:
     if endpoint is None or endpoint.code == code_commit():
         return None
     return endpoint.code or "a release that does not say which it is"
+
+
+def read_ports(files: PlatformFiles) -> dict[str, int]:
+    """Ports that the services got at the last start, by service; none before the first."""
+    try:
+        return TypeAdapter(dict[str, int]).validate_json(files.ports.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return {}
 
 
 def _read(file: Path, kind: type[Value]) -> Value | None:

@@ -42,6 +42,7 @@ from infra.platform.services import DEPLOYING, STORES, WORKER, resume_pools, sto
 from infra.platform.supervisor import GRACE_S, rotate, tail
 from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 from tasks.kernel.files import locked, make_folder, private_folder, require_space, write_atomically
+from tasks.kernel.process import attempts
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -361,12 +362,7 @@ def _end(files: PlatformFiles) -> None:
 
 
 def _gone(files: PlatformFiles) -> bool:
-    deadline = time.monotonic() + STOP_LIMIT_S
-    while is_running(files.home):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return not all(is_running(files.home) for _ in attempts(STOP_LIMIT_S, 0.05))
 
 
 def log_lines(files: PlatformFiles, name: str, lines: int) -> list[str]:

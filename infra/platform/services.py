@@ -1,13 +1,11 @@
 """The services of the platform: commands, environments, probes; and the process that runs them."""
 
 import importlib.util
-import json
 import logging
 import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
-from urllib.request import Request, urlopen
 
+import httpx
 import psutil
 
 from infra.gateway.config import AUTHORIZER_SOCKET, GatewayFiles, has_platform_listener
@@ -36,6 +34,7 @@ from infra.platform.api import (
     answers,
     demand,
     end_cut_off,
+    http_client,
     num_running_loops,
 )
 from infra.platform.config import (
@@ -72,6 +71,7 @@ from tasks.control.leases.devices import Host, hardware_classes
 from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
 from tasks.kernel.files import is_held, machine_id, make_folder, private_folder, write_atomically
 from tasks.kernel.keys.address import TOKEN_FILE
+from tasks.kernel.process import attempts
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import not_shared, state_identity
@@ -160,16 +160,14 @@ def make_services(plan: Plan) -> list[Service]:
     """
     # Deploying starts with the server: reading all that is to be deployed takes as long.
     deploy = ("-m", *plan.config.deploying.split(), "--wait", f"{START_LIMIT_S:g}")
-    workers = worker_environment(plan)
+    workers, recovery = worker_environment(plan), (sys.executable, "-m", "flows.recovery")
     found = [
         prefect_service(plan),
         mlflow_service(plan),
         Service(DEPLOYING, (sys.executable, *deploy), workers, once=True),
         *(worker_service(plan, pool) for pool in plan.pools if plan.config.rule(pool).least),
         # Looks for lost runs and repairs them.
-        Service(
-            RECOVERY, (sys.executable, "-m", "flows.recovery"), workers, needs=(SERVER, DEPLOYING)
-        ),
+        Service(RECOVERY, recovery, workers, needs=(SERVER, DEPLOYING)),
     ]
     if plan.config.serving:
         found.append(serving_service(plan))
@@ -186,23 +184,12 @@ def gateway_services(plan: Plan) -> list[Service]:
     home, environment = plan.files.home, base_environment(plan.environment)
     folder = GatewayFiles(home).folder
     line = (sys.executable, "-m", "falaj", "--home", str(home), "gateway")
-    envoy = Service(
-        GATEWAY,
-        (*line, "run"),
-        environment,
-        probe=lambda _: Admin(folder).is_ready(),
-        restart_when_silent=True,
-    )
+    envoy = Service(GATEWAY, (*line, "run"), environment, probe=lambda _: Admin(folder).is_ready())
     if not plan.has_authorizer:
         return [envoy]
-    authorizer = Service(
-        AUTHORIZER,
-        (*line, "authorizer"),
-        environment,
-        probe=lambda _: Admin(folder, AUTHORIZER_SOCKET).is_ready(),
-        restart_when_silent=True,
-    )
-    return [envoy, authorizer]
+    admin = Admin(folder, AUTHORIZER_SOCKET)
+    authorizer = (*line, "authorizer")
+    return [envoy, Service(AUTHORIZER, authorizer, environment, probe=lambda _: admin.is_ready())]
 
 
 def openbao_service(plan: Plan) -> Service:
@@ -222,7 +209,6 @@ def openbao_service(plan: Plan) -> Service:
         openbao.command(files),
         base_environment(plan.environment),
         probe=lambda started: bool(_tried(lambda: are_well(started))),
-        restart_when_silent=True,
         before_start=lambda: openbao.prepare(files, host, port, url),
     )
 
@@ -252,7 +238,6 @@ def prefect_service(plan: Plan) -> Service:
         server_command("create_prefect", plan.config.host, plan.ports["prefect"]),
         environment,
         probe=lambda _: plan.api.can_write(),
-        restart_when_silent=True,
     )
 
 
@@ -284,7 +269,6 @@ def mlflow_service(plan: Plan) -> Service:
         server_command("create_mlflow", plan.config.host, plan.ports["mlflow"]),
         environment,
         probe=lambda _: answers(f"{plan.endpoint.local_mlflow_url}/health"),
-        restart_when_silent=True,
         before_start=lambda: make_folder(settings.mlflow_artifacts),
     )
 
@@ -299,16 +283,21 @@ def _access_to_state(plan: Plan) -> dict[str, str]:
 def worker_service(plan: Plan, pool: str, number: int = 0) -> Service:
     """A process worker on one pool; it never makes the pool, since deploying describes it."""
     name = plan.files.worker_name(pool) + numbered(number)
-    start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
     return Service(
         f"{WORKER}{pool}{numbered(number)}",
-        (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
+        _worker_command(pool, name),
         worker_environment(plan),
         probe=_heard_of(plan, pool, name),
+        restart_when_silent=False,
         needs=(SERVER, DEPLOYING, *([OPENBAO] if plan.config.openbao else [])),
         # No process of an earlier worker lives, so its unfinished runs have been cut off.
         before_start=lambda: end_cut_off(plan.api, {pool: name}, "its worker was killed"),
     )
+
+
+def _worker_command(pool: str, name: str) -> tuple[str, ...]:
+    start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
+    return (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found")
 
 
 def numbered(number: int) -> str:
@@ -346,7 +335,6 @@ def serving_service(plan: Plan, number: int = 0) -> Service:
             "FALAJ_HOME": str(plan.files.home),
         },
         probe=lambda _: is_live(address_file(plan.files.home, number)),
-        restart_when_silent=True,
     )
 
 
@@ -416,10 +404,8 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
     if seen != expected:
         raise ConfigurationError(not_shared(seen, expected, settings))
     inherited = {n: v for n, v in environment.items() if not n.startswith("PREFECT_")}
-    command = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool")
     name = f"{pool}-{socket.gethostname()}-{machine_id(settings.home).replace('.', '')}"
-    words = [*command, pool, "--name", name, "--no-create-pool-if-not-found"]
-    client = client_settings(settings.home, api, password)
+    words, client = _worker_command(pool, name), client_settings(settings.home, api, password)
     make_folder(Path(client["PREFECT_HOME"]))
     os.execve(words[0], words, _of_worker(inherited, client))
 
@@ -480,12 +466,8 @@ def _heard_of(plan: Plan, pool: str, name: str) -> Callable[[datetime], bool]:
             workers = plan.api.workers(pool)
         except (TransientError, ConfigurationError):
             return False
-        return any(
-            worker["name"] == name
-            and worker["status"] == "ONLINE"
-            and datetime.fromisoformat(worker["last_heartbeat_time"]) >= started
-            for worker in workers
-        )
+        own = [each for each in workers if (each["name"], each["status"]) == (name, "ONLINE")]
+        return any(datetime.fromisoformat(each["last_heartbeat_time"]) >= started for each in own)
 
     return probe
 
@@ -498,11 +480,8 @@ def _local(host: str) -> str:
 
 def _names(plan: Plan) -> list[str]:
     """Names by which a browser may ask for MLflow; others are refused (DNS rebinding)."""
-    hosts = {
-        "localhost",
-        _local(plan.config.host),
-        urlsplit(plan.endpoint.mlflow_url).hostname or "",
-    }
+    public = urlsplit(plan.endpoint.mlflow_url).hostname or ""
+    hosts = {"localhost", _local(plan.config.host), public}
     return sorted([*hosts, *(f"{host}:*" for host in hosts)])
 
 
@@ -546,7 +525,7 @@ def make_supervisor(plan: Plan) -> Supervisor:
     api, files = plan.api, plan.files
     is_paused = files.paused.exists()  # what `down` pauses later stays paused
     state = read_state(files)
-    children = [Child(service, files.log(service.name)) for service in make_services(plan)]
+    children = [_child(plan, service) for service in make_services(plan)]
     groups = make_groups(plan, children)
 
     def on_up(name: str) -> None:
@@ -629,7 +608,7 @@ def serving_group(plan: Plan) -> Group:
         try:
             pages = [_status(home, str(one["admin"])) for one in live]
             used = [known.setdefault(pid, psutil.Process(pid)).cpu_percent() for pid in pids]
-        except (OSError, ValueError, psutil.Error):  # one ends, or does not answer
+        except (OSError, ValueError, httpx.HTTPError, psutil.Error):  # one ends, or is silent
             return None
         times = [v["p99_ms"] or 0.0 for p in pages for m in p["models"] for v in m["versions"]]
         waiting = sum(page["queued_requests"] for page in pages)
@@ -658,9 +637,9 @@ def _num_up(members: Sequence[Child]) -> int:
 
 def _status(home: Path, admin: str) -> Any:
     token = (home / "serving" / "secrets" / "admin-token").read_text().strip()
-    asked = Request(f"{admin}/status.json", headers={"Authorization": f"Bearer {token}"})
-    with urlopen(asked, timeout=PROBE_TIMEOUT_S) as answer:
-        return json.load(answer)
+    headers = {"Authorization": f"Bearer {token}"}
+    page = http_client().get(f"{admin}/status.json", headers=headers, timeout=PROBE_TIMEOUT_S)
+    return page.raise_for_status().json()
 
 
 def supervise_serving(home: Path, config: PlatformConfig) -> None:
@@ -695,16 +674,14 @@ def replace_serving(home: Path, limit_s: float) -> int:
     if pid is None:
         reason = f"nothing supervises serving processes on {home}; end and start it by itself"
         raise NotRunningError(f"{reason}. Nothing was changed")
-    before = live = {one["pid"] for one in live_addresses(home)}
+    before = {one["pid"] for one in live_addresses(home)}
     os.kill(pid, signal.SIGUSR1)
-    until = time.monotonic() + limit_s
-    while before & live or len(live) < len(before):
-        if time.monotonic() > until:
-            left = f"{len(before & live)} of {len(before)} serving processes are not replaced"
-            raise TransientError(f"{left} after {limit_s:g} s; it goes on. falaj serve status")
-        time.sleep(REPLACED_POLL_S)
+    for _ in attempts(limit_s, REPLACED_POLL_S):
         live = {one["pid"] for one in live_addresses(home)}
-    return len(before)
+        if not before & live and len(live) >= len(before):
+            return len(before)
+    left = f"{len(before & live)} of {len(before)} serving processes are not replaced"
+    raise TransientError(f"{left} after {limit_s:g} s; it goes on. falaj serve status")
 
 
 def _tried(ask: Callable[[], Value]) -> Value | None:

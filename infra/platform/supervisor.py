@@ -93,7 +93,8 @@ class Service:
         probe: True where it does what it is for; gets the moment of its start.
         needs: services that must be up, or done, before it starts.
         once: it ends by itself, and is not started again.
-        restart_when_silent: restart it where it lives and does not answer.
+        restart_when_silent: restart it where it lives and does not answer; not so a worker, which
+            has runs in its hands.
         before_start: called before each start; an error puts the start off.
     """
 
@@ -103,7 +104,7 @@ class Service:
     probe: Callable[[datetime], bool] | None = None
     needs: tuple[str, ...] = ()
     once: bool = False
-    restart_when_silent: bool = False
+    restart_when_silent: bool = True
     before_start: Callable[[], object] = lambda: None
 
 

@@ -121,9 +121,8 @@ class Dispatcher:
         """Batches before one more call, and what the model takes for each, in ms."""
         version, times = queue.version, queue.version.backends[0].times
         if not version.has_free_axes:
-            return queue.rows // self._batch_rows, times.expected_ms(
-                self._batch_rows * version.row_size
-            )
+            full = self._batch_rows * version.row_size
+            return queue.rows // self._batch_rows, times.expected_ms(full)
         num = len(queue.entries)
         if not num:
             return 0, 0.0

@@ -337,9 +337,8 @@ class ModelEngine:
         former, limits = state.failures.get(key.version), self._limits
         attempts = 1 if former is None else former.attempts + 1
         delay_s = min(limits.most_retry_s, limits.retry_s * 2.0 ** min(attempts - 1, 30))
-        state.failures[key.version] = Failure(
-            str(error), key.digest, attempts, time.monotonic() + delay_s
-        )
+        again_at = time.monotonic() + delay_s
+        state.failures[key.version] = Failure(str(error), key.digest, attempts, again_at)
         logger.warning("%s version %s was not loaded: %s", key.model, key.version, error)
 
     async def _asked(self, question: Callable[[str, str], Found], model: str, which: str) -> Found:
@@ -409,12 +408,8 @@ class ModelEngine:
         self._seen[model.name] = key
 
     def _is_due(self) -> bool:
-        now = time.monotonic()
-        return any(
-            failure.retry_at <= now
-            for name in self._configured
-            for failure in self.served(name).failures.values()
-        )
+        failures = [f for name in self._configured for f in self.served(name).failures.values()]
+        return any(failure.retry_at <= time.monotonic() for failure in failures)
 
 
 def _track(model: ServedModel, stable: str | None, key: VersionKey, is_first: bool) -> Track | None:

@@ -97,7 +97,6 @@ def _compute(program: RegisteredProgram, path: Path, file: Path, rows: Path | No
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
-        check=False,
     )
     if done.returncode:
         raise ConversionError(

@@ -130,19 +130,11 @@ class ServedVersions:
     def _state(self, version: LoadedVersion) -> VersionState:
         well = [one for one in version.backends if one.circuit.closed]
         first = (well or version.backends)[0]
-        reason = "" if well else "; ".join(
-            f"{one.hardware}: {one.circuit.reason}" for one in version.backends
-        )  # fmt: skip
-        return VersionState(
-            name=self.name,
-            version=version.version,
-            state="READY" if well else "UNAVAILABLE",
-            reason=reason,
-            tracks=self.tracks_of(version),
-            variant=first.variant,
-            hardware=first.hardware,
-            platform=first.platform,
-        )
+        reason = "; ".join(f"{one.hardware}: {one.circuit.reason}" for one in version.backends)
+        tracks, shown = self.tracks_of(version), (first.variant, first.hardware, first.platform)
+        if not well:
+            return VersionState(self.name, version.version, "UNAVAILABLE", reason, tracks, *shown)
+        return VersionState(self.name, version.version, "READY", "", tracks, *shown)
 
     def _used(self) -> set[str]:
         return {queue.version.version for queue in self.queues.values()}

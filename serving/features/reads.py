@@ -235,9 +235,8 @@ def _made(waiting: Waiting, answer: OnlineAnswer) -> Outcome:
         inputs = build_inputs(waiting.recipe.columns, columns, waiting.num_rows)
     except (errors.BadRequestError, DataContractError) as exc:
         return exc if isinstance(exc, errors.BadRequestError) else errors.BadRequestError(str(exc))
-    features = EntityFeatures(
-        waiting.recipe, answer, waiting.columns, waiting.began, time.monotonic()
-    )
+    times = (waiting.began, time.monotonic())
+    features = EntityFeatures(waiting.recipe, answer, waiting.columns, *times)
     return inputs, features
 
 

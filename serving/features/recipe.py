@@ -129,6 +129,7 @@ def open_recipe(
     stored = {feature.output for feature in reader.plan.features}
     images = {e.column: e.numbers for e in origin.columns.encoders if e.kind == "image"}
     columns = dict.fromkeys(n for c in origin.columns.given for n in images.get(c, (c,)))
+    texts = {c: folder for c, folder in origin.encoders.items() if c not in images}
     return Recipe(
         model=model,
         version=version,
@@ -138,11 +139,7 @@ def open_recipe(
         views=_views_of(name, reader.plan, origin),
         keys=keys,
         request_columns=tuple(c for c in columns if c not in keys and c not in stored),
-        encoders={
-            column: LoadedEncoder(folder, column, threads=1)
-            for column, folder in origin.encoders.items()
-            if column not in images
-        },
+        encoders={c: LoadedEncoder(folder, c, threads=1) for c, folder in texts.items()},
     )
 
 

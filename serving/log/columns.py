@@ -15,6 +15,7 @@ from tasks.predictions import schema as log
 from tasks.predictions.config import MAX_ANSWER_VALUES, PredictionLogConfig
 
 Columns = dict[str, pa.Array]
+MOMENT = log.FIXED.field(log.EVENT_TIME).type
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Layout:
             **_times(batches, rows, spread),
             log.REQUEST_ID: spread.over([call.request_id for call in calls], pa.string()),
             log.REQUEST_ROW: pa.array(spread.row_in_call),
-            **self._subject(spread.over([call.subject for call in calls], pa.string())),
+            **self._shown(log.SUBJECT, spread.over([call.subject for call in calls], pa.string())),
             **self._scores(batches),
             **self._features(batches),
         }
@@ -74,33 +75,27 @@ class Layout:
         waited = [r.moment - r.call.arrived for r in refusals]
         moments = [round((r.at - late) * 1e6) for r, late in zip(refusals, waited, strict=True)]
         columns: Columns = {
-            log.EVENT_TIME: pa.array(moments, pa.int64()).cast(
-                log.FIXED.field(log.EVENT_TIME).type
-            ),
+            log.EVENT_TIME: pa.array(moments, pa.int64()).cast(MOMENT),
             log.REQUEST_ID: pa.array([call.request_id for call in calls], pa.string()),
             log.REQUEST_ROW: pa.array(np.zeros(len(calls), np.int32)),
             log.MODEL: pa.array([call.model for call in calls], pa.string()),
             log.VERSION: pa.array([r.version or None for r in refusals], pa.string()),
             log.TRACK: pa.array([call.track for call in calls], pa.string()),
-            **self._subject(pa.array([call.subject for call in calls], pa.string())),
+            **self._shown(log.SUBJECT, pa.array([call.subject for call in calls], pa.string())),
             log.ERROR: pa.array([r.error for r in refusals], pa.string()),
             log.LATENCY_US: pa.array([round(late * 1e6) for late in waited], pa.int64()),
             log.BATCH_ROWS: pa.array([call.num_rows for call in calls], pa.int32()),
         }
         return _ordered(columns, len(refusals))
 
-    def _hide(self, name: str, values: pa.Array) -> pa.Array | None:
-        """The values of a field as they may be written; None where they may not."""
+    def _shown(self, name: str, values: pa.Array, prefix: str = "") -> Columns:
+        """The values of a field as they may be written; nothing where they may not."""
         if name in self._left_out:
-            return None
+            return {}
         if name in self._hidden:
             assert self._mask is not None
-            return self._mask.column(values)
-        return values
-
-    def _subject(self, subjects: pa.Array) -> Columns:
-        shown = self._hide(log.SUBJECT, subjects)
-        return {} if shown is None else {log.SUBJECT: shown}
+            values = self._mask.column(values)
+        return {prefix + name: values}
 
     def _features(self, batches: Sequence[ServedBatch]) -> Columns:
         columns: Columns = {}
@@ -108,9 +103,7 @@ class Layout:
             rows = _joined([batch.inputs[spec.name] for batch in batches])
             by_column = np.ascontiguousarray(rows.T)  # each in one piece of memory
             for name, values in zip(spec.columns, by_column, strict=True):
-                shown = self._hide(name, pa.array(values))
-                if shown is not None:
-                    columns[log.FEATURE + name] = shown
+                columns |= self._shown(name, pa.array(values), log.FEATURE)
         return columns
 
     def _scores(self, batches: Sequence[ServedBatch]) -> Columns:
@@ -135,10 +128,10 @@ class Layout:
                 values.extend(some.get(name) or [None] * num_rows)
             # NaN is null: nothing stored.
             made = pa.array(values, log.typed(name), from_pandas=True)
-            is_key = name.startswith(log.ENTITY)
-            shown = self._hide(name.removeprefix(log.ENTITY), made) if is_key else made
-            if shown is not None:
-                columns[name] = shown
+            if name.startswith(log.ENTITY):
+                columns |= self._shown(name.removeprefix(log.ENTITY), made, log.ENTITY)
+            else:
+                columns[name] = made
         return columns
 
 
@@ -202,18 +195,15 @@ def _served(batches: Sequence[ServedBatch], rows: Array) -> Columns:
 
 
 def _times(batches: Sequence[ServedBatch], rows: Array, spread: _Spread) -> Columns:
-    per_batch = np.array(
-        [(b.started, b.finished, b.finished_at, len(b.calls)) for b in batches], np.float64
-    )
-    started, finished, finished_at, num_calls = per_batch.T
+    per_batch = [(b.started, b.finished, b.finished_at, len(b.calls)) for b in batches]
+    started, finished, finished_at, num_calls = np.array(per_batch, np.float64).T
     arrived = np.array([call.arrived for batch in batches for call in batch.calls])
     of_call = np.repeat(np.arange(len(batches)), num_calls.astype(np.int64))
     waited = finished[of_call] - arrived
     event_us = np.rint((finished_at[of_call] - waited) * 1e6).astype(np.int64)
     compute_us = np.rint((finished - started) * 1e6).astype(np.int64)
-    moments = pa.array(spread.numbers(event_us)).cast(log.FIXED.field(log.EVENT_TIME).type)
     return {
-        log.EVENT_TIME: moments,
+        log.EVENT_TIME: pa.array(spread.numbers(event_us)).cast(MOMENT),
         log.LATENCY_US: pa.array(spread.numbers(np.rint(waited * 1e6).astype(np.int64))),
         log.COMPUTE_US: pa.array(np.repeat(compute_us, rows)),
         log.BATCH_ROWS: pa.array(np.repeat(rows, rows).astype(np.int32)),

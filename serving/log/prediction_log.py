@@ -265,10 +265,8 @@ class PredictionLog:
         try:
             signature = self._signature_of(model, version)
         except ServingError as exc:
-            logger.warning(
-                "%s version %s is logged without features: its signature is gone (%s)",
-                *(model, version, exc),
-            )
+            text = "%s version %s is logged without features: its signature is gone (%s)"
+            logger.warning(text, model, version, exc)
         self._layouts[model, version] = Layout(signature, self._config, self._mask)
 
     # From here on: the thread.

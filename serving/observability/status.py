@@ -147,12 +147,9 @@ class Observability:
         }
 
     def _now(self) -> Point:
-        return Point(
-            moment=time.monotonic(),
-            latency={k: s.latency.counts[:] for k, s in self.counting.series.items()},
-            refused=dict(self.counting.refused_calls),
-            sources={source.name: source.read() for source in self._sources},
-        )
+        latency = {k: s.latency.counts[:] for k, s in self.counting.series.items()}
+        sources = {source.name: source.read() for source in self._sources}
+        return Point(time.monotonic(), latency, dict(self.counting.refused_calls), sources)
 
 
 @dataclass(frozen=True)

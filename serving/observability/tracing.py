@@ -58,9 +58,10 @@ class Tracing:
         if self._config.file is not None:
             self._config.file.parent.mkdir(parents=True, exist_ok=True)
             lines = self._opened.enter_context(self._config.file.open("a", encoding="utf-8"))
-            exporters.append(
-                ConsoleSpanExporter(out=lines, formatter=lambda s: f"{s.to_json(indent=None)}\n")
+            writer = ConsoleSpanExporter(
+                out=lines, formatter=lambda s: f"{s.to_json(indent=None)}\n"
             )
+            exporters.append(writer)
         if not exporters:
             return
         resource = Resource.create({"service.name": SERVICE})
@@ -101,13 +102,9 @@ class Tracing:
         def moment(at: float) -> int:
             return int((at + to_epoch_s) * 1e9)
 
-        own = tracer.start_span(
-            f"infer {call.model}",
-            context,
-            SpanKind.SERVER,
-            _attributes(call, batch, error),
-            start_time=moment(call.arrived),
-        )
+        name, known = f"infer {call.model}", _attributes(call, batch, error)
+        begun = moment(call.arrived)
+        own = tracer.start_span(name, context, SpanKind.SERVER, known, start_time=begun)
         inner = set_span_in_context(own, context)
 
         def child(name: str, begin: float, end: float, attributes: Attributes) -> None:

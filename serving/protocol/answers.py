@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from serving.errors import ServingError
-from serving.interfaces import SERVED_HEADERS, Answer, Served
+from serving.interfaces import SECURITY_HEADERS, SERVED_HEADERS, Answer, Served
 from serving.protocol.plans import Wanted
 from serving.protocol.tensors import DATATYPE_OF
 
@@ -26,12 +26,7 @@ MOST_MESSAGE = 4000
 JSON = (b"content-type", b"application/json")
 _AS_JSON = b"content-type: application/json\r\n"
 _AS_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
-SECURITY_HEADERS = (
-    (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-)
+SECURITY = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
 class OutputTensor(msgspec.Struct, omit_defaults=True):
@@ -78,9 +73,8 @@ def encode_answer(
     else:
         tensor.data = (array if array.ndim == 1 else array.ravel()).tolist()
     served = answer.served
-    body = _ENCODER.encode(
-        InferAnswer(served.model, served.version, client_id, parameters, [tensor])
-    )
+    made = InferAnswer(served.model, served.version, client_id, parameters, [tensor])
+    body = _ENCODER.encode(made)
     kind = _AS_BINARY % len(body) if wanted.binary else _AS_JSON
     head = b"%s%sx-request-id: %s\r\n" % (_served_head(served), kind, request_id.encode())
     return Response(head, body + binary if binary else body)
@@ -109,7 +103,7 @@ def head_of(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 @lru_cache(256)
 def _served_head(served: Served) -> bytes:
-    return head_of(HTTPStatus.OK, [*SECURITY_HEADERS, *served_headers(served)])
+    return head_of(HTTPStatus.OK, [*SECURITY, *served_headers(served)])
 
 
 def encode_error(message: str) -> bytes:
@@ -136,7 +130,7 @@ def _as_header(text: str) -> bytes:
 
 def refusal_headers(error: ServingError, request_id: str = "") -> list[tuple[bytes, bytes]]:
     """Headers of a refusal."""
-    headers = [JSON, *SECURITY_HEADERS]
+    headers = [JSON, *SECURITY]
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
     if error.retry_after_s is not None:

@@ -180,11 +180,8 @@ def model_metadata(engine: ModelEngine, model: str, version: str | None = None) 
 
 def tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     """Name, datatype and shape of a tensor; an axis of any length is -1."""
-    return {
-        "name": spec.name,
-        "datatype": DATATYPE_OF[np.dtype(spec.dtype)],
-        "shape": [length if isinstance(length, int) else -1 for length in spec.shape],
-    }
+    shape = [length if isinstance(length, int) else -1 for length in spec.shape]
+    return {"name": spec.name, "datatype": DATATYPE_OF[np.dtype(spec.dtype)], "shape": shape}
 
 
 def repository_index(engine: ModelEngine, only_ready: bool) -> list[dict[str, str]]:
@@ -218,15 +215,9 @@ def admin_state(engine: ModelEngine, model: str) -> dict[str, Any]:
     """
     refuse_unknown(engine, model, None)
     states = [state for state in engine.states() if state.name == model]
-    return {
-        "name": model,
-        "ready": engine.is_ready(model),
-        "slots": {
-            track: next((state.version for state in states if track in state.tracks), None)
-            for track in TRACKS
-        },
-        "versions": [version_state(state) for state in states],
-    }
+    slots = {t: next((s.version for s in states if t in s.tracks), None) for t in TRACKS}
+    versions = [version_state(state) for state in states]
+    return {"name": model, "ready": engine.is_ready(model), "slots": slots, "versions": versions}
 
 
 def version_state(state: VersionState) -> dict[str, Any]:

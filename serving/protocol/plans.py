@@ -121,9 +121,8 @@ class ModelPlan:
                 f"output {self.output!r} is asked for by classification or shared memory, which "
                 "this server does not offer"
             )
-        return Wanted(
-            self.output, is_binary if parameters.binary_data is None else parameters.binary_data
-        )
+        asked = parameters.binary_data
+        return Wanted(self.output, is_binary if asked is None else asked)
 
     def check_outputs(self, names: Sequence[str]) -> None:
         """Refuse names of outputs that are not the model's one.

@@ -13,19 +13,11 @@ from serving.errors import BadRequestError
 from serving.interfaces import Array
 
 BYTES = "BYTES"
-NUMPY_OF: dict[str, np.dtype[np.generic]] = {
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype("<u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("<i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
+NUMPY_OF: dict[str, np.dtype[np.generic]] = {"BOOL": np.dtype(np.bool_)} | {
+    f"{name}{bits}": np.dtype(f"<{kind}{bits // 8}")
+    for name, kind, least in (("UINT", "u", 8), ("INT", "i", 8), ("FP", "f", 16))
+    for bits in (8, 16, 32, 64)
+    if bits >= least
 }
 """Datatypes of numbers, as they lie in binary tensors."""
 DATATYPE_OF = {dtype: name for name, dtype in NUMPY_OF.items()}

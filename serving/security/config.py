@@ -11,7 +11,8 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.values import checked, is_loopback
 
-Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
+GRANT = r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$"
+Grant = Annotated[str, Field(pattern=GRANT)]
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
 Model = TypeVar("Model", bound=BaseModel)
 Roles = Mapping[str, frozenset[str]]

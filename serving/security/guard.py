@@ -322,12 +322,8 @@ def _remembered(principal: Principal, until: float) -> _Known:
     return _Known(principal, until, f"{principal.tenant}/{principal.subject}")
 
 
-_EVERYBODY = Principal(
-    subject="",
-    tenant="",
-    roles=MappingProxyType({"*": frozenset({"infer", "read", "admin"})}),
-    expires=math.inf,
-)
+_EVERYTHING = MappingProxyType({"*": frozenset({"infer", "read", "admin"})})
+_EVERYBODY = Principal(subject="", tenant="", roles=_EVERYTHING, expires=math.inf)
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@\[\]]+))(?::\d*)?")
 """A host, in brackets or not, and perhaps a port; RFC 3986, section 3.2, without a user."""
 

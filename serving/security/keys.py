@@ -129,17 +129,13 @@ class KeyRing:
         """Read the file again where it has changed."""
         seen = file_state(self._file)
         if seen != self._seen:
-            self._keys = self._read_or_refuse_all()
-            self._seen = seen
+            # One that says nothing any more lets nobody in: a revoked key might stand in it.
+            self._keys, self._seen = {}, seen
+            try:
+                self._keys = {key.id: key for key in read_keys(self._file)}
+            except ConfigurationError:
+                LOGGER.exception("no API key is accepted until %s is mended", self._file)
             self._on_change()
-
-    def _read_or_refuse_all(self) -> dict[str, ApiKey]:
-        """A file that says nothing any more lets nobody in: a revoked key might stand in it."""
-        try:
-            return {key.id: key for key in read_keys(self._file)}
-        except ConfigurationError:
-            LOGGER.exception("no API key is accepted until %s is mended", self._file)
-            return {}
 
     def find(self, presented: bytes) -> ApiKey:
         """The key that was presented.

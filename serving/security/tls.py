@@ -73,25 +73,17 @@ def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
         )
     import grpc
 
-    following = RenewingTls(config)  # says what is wrong with the files
+    following, authority = RenewingTls(config), config.client_ca  # says what is wrong with files
+
+    def files() -> grpc.ServerCertificateConfiguration:
+        pair = (config.key.read_bytes(), config.certificate.read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair], authority.read_bytes())
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         """Asked at each handshake, by threads of gRPC; None leaves it as it is."""
-        return _grpc_files(config) if following.look() else None
+        return files() if following.look() else None
 
-    return grpc.dynamic_ssl_server_credentials(
-        _grpc_files(config), renewed, require_client_authentication=True
-    )
-
-
-def _grpc_files(config: TlsConfig) -> grpc.ServerCertificateConfiguration:
-    import grpc
-
-    assert config.client_ca is not None
-    pair = (config.key.read_bytes(), config.certificate.read_bytes())
-    return grpc.ssl_server_certificate_configuration(
-        [pair], root_certificates=config.client_ca.read_bytes()
-    )
+    return grpc.dynamic_ssl_server_credentials(files(), renewed, require_client_authentication=True)
 
 
 class RenewingTls:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from serving.errors import EndedError, UnauthorizedError
 from serving.interfaces import Principal
-from serving.security.config import IssuerConfig, roles_of
+from serving.security.config import GRANT, IssuerConfig, roles_of
 from tasks.governance.identity import ALGORITHMS, LEEWAY_S, MAX_TOKEN_BYTES, fetch
 from tasks.kernel.errors import ConfigurationError
 
@@ -26,7 +26,7 @@ LATEST_S = 1e11
 MIN_RSA_BITS = 2048
 MIN_REFRESH_S = 10.0
 """Unknown keys make them be read again at most so often."""
-_GRANT = re.compile(r"(infer|read|admin):(\*|[A-Za-z0-9._-]+)")
+_GRANT = re.compile(GRANT)
 _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 """What PyJWT raises for tokens; the last four for numbers and depths that nobody signs."""
 Keys = Mapping[str, jwt.PyJWK]
@@ -148,7 +148,7 @@ class KeySource:
     def __init__(self, config: IssuerConfig, on_change: Callable[[], None]) -> None:
         self.config = config
         self._on_change = on_change
-        self._lock = threading.Lock()
+        self._reading = threading.Thread(target=self._read)
         self._tried = time.monotonic()
         self._content = b""
         self._keys: Keys = {}
@@ -182,14 +182,9 @@ class KeySource:
         self._tried = now
         if not self.config.is_remote:
             self._read()
-        elif self._lock.acquire(blocking=False):
-            threading.Thread(target=self._read_in_thread, daemon=True, name="issuer-keys").start()
-
-    def _read_in_thread(self) -> None:
-        try:
-            self._read()
-        finally:
-            self._lock.release()
+        elif not self._reading.is_alive():
+            self._reading = threading.Thread(target=self._read, daemon=True, name="issuer-keys")
+            self._reading.start()
 
     def _read(self) -> None:
         """Take the keys as they are now; where they cannot be read, they stay as they were."""
@@ -199,13 +194,10 @@ class KeySource:
             LOGGER.warning("keys of %s were not read: %s", self.config.issuer, exc)
 
     def _take(self) -> None:
-        content = (
-            fetch(self.config.keys, self.config.ca_file)
-            if self.config.is_remote
-            else _read_file(self.config.keys)
-        )
+        where, ca_file = self.config.keys, self.config.ca_file
+        content = fetch(where, ca_file) if self.config.is_remote else _read_file(where)
         if content != self._content:
-            self._keys, self._content = _parse(content, self.config.keys), content
+            self._keys, self._content = _parse(content, where), content
             self._on_change()
 
 

@@ -167,6 +167,15 @@ def guarded_process(
                 process.kill()
 
 
+def attempts(limit_s: float, pause_s: float) -> Iterator[None]:
+    """Begin now, and again after each pause, until `limit_s` seconds are over."""
+    deadline = time.monotonic() + limit_s
+    yield
+    while time.monotonic() < deadline:
+        time.sleep(pause_s)
+        yield
+
+
 def wait_until_ready(
     process: subprocess.Popen[bytes],
     answers: Callable[[], bool],
@@ -179,12 +188,11 @@ def wait_until_ready(
     Raises:
         TransientError: it ended before, or did not answer within `limit_s` seconds.
     """
-    deadline = time.monotonic() + limit_s
-    while not answers():
+    for _ in attempts(limit_s, READY_POLL_S):
+        if answers():
+            return
         if process.poll() is not None:
             raise TransientError(
                 f"{what} ended with code {process.returncode} before it was ready; its log is {log}"
             )
-        if time.monotonic() > deadline:
-            raise TransientError(f"{what} did not answer within {limit_s:.0f} s; its log is {log}")
-        time.sleep(READY_POLL_S)
+    raise TransientError(f"{what} did not answer within {limit_s:.0f} s; its log is {log}")

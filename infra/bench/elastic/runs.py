@@ -111,9 +111,8 @@ def run_here(
             assert time.monotonic() < deadline, (run.path / "ranks.log").read_text()[-3000:]
             on_look(driver)
 
-        spec = ElasticSpec(
-            "infra.bench.elastic.worker", run.path, {"OMP_NUM_THREADS": "1", **CYCLE_VARIABLES}
-        )
+        variables = {"OMP_NUM_THREADS": "1", **CYCLE_VARIABLES}
+        spec = ElasticSpec("infra.bench.elastic.worker", run.path, variables)
         with ElasticDriver(spec, job.config, on_line, 0.5) as driver:
             return driver.run(lambda: look(driver))
 

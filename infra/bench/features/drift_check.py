@@ -21,10 +21,9 @@ from infra.bench.parts import Bench, newest_record
 from tasks.contracts.data import ValidatedDataset
 from tasks.evaluation.drift.compare import compare_features, open_windows
 from tasks.features.entities import EVENT_TIME
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.settings import ArtifactStore, tool_python
 
 NAME = "drift check to Evidently's preset, CPU"
-EVIDENTLY = PROJECT_ROOT / ".venv-evidently" / "bin" / "python"
 PRESET = """
 import sys, time, pandas as pd
 from evidently import Dataset, Report
@@ -50,8 +49,8 @@ def figures(bench: Bench) -> Measured:
         sizes.append(f"{len(rows):,}")
         rows[[*columns.numeric, *columns.categorical]].to_parquet(files[-1])
     calls = {"ours": partial(_ours_s, dataset, config, store)}
-    if EVIDENTLY.exists():
-        calls["preset"] = partial(_preset_s, files)
+    if python := tool_python("evidently"):
+        calls["preset"] = partial(_preset_s, python, files)
     found = interleaved(calls, bench.size(3, 1))
     features = len(columns.numeric) + len(columns.categorical)
     measured_on = f"{features} features, {sizes[1]} and {sizes[0]} rows"
@@ -72,8 +71,8 @@ def _ours_s(dataset: ValidatedDataset, config: PipelineConfig, store: ArtifactSt
     return time.process_time() - began
 
 
-def _preset_s(files: list[Path]) -> float:
-    command = [str(EVIDENTLY), "-W", "ignore", "-c", PRESET, *map(str, files)]
+def _preset_s(python: Path, files: list[Path]) -> float:
+    command = [str(python), "-W", "ignore", "-c", PRESET, *map(str, files)]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread)
     return float(ended.stdout.split()[-1])

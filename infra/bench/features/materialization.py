@@ -54,9 +54,8 @@ def _compare(folder: Path, address: str, client: Redis, num_keys: int) -> Measur
     commands = [["HSET", key, *(part for pair in h.items() for part in pair)] for key, h in ours]
     raw = num_keys / seconds(lambda: _piped(client, commands))
     feast_db, our_db = folder / "feast.db", folder / "ours.db"
-    plain, newer = (
-        {"type": t, "path": str(f)} for t, f in (("sqlite", feast_db), (SQLITE, our_db))
-    )
+    kinds = {"sqlite": feast_db, SQLITE: our_db}
+    plain, newer = ({"type": kind, "path": str(file)} for kind, file in kinds.items())
     feast_sqlite = num_keys / _materialized(folder / "f_s", plain, "local")
     ours_sqlite = num_keys / _materialized(folder / "v_s", newer, ENGINE)
     differing = len({_frozen(h) for h in theirs} ^ {_frozen(h) for h in ours})
@@ -80,17 +79,10 @@ def _write_table(folder: Path, num_keys: int) -> None:
         0, 86_400 * 10**6, num_keys
     )
     columns = {f"f{i}": random.random(num_keys, dtype=np.float32) for i in range(NUM_FEATURES)}
+    keys, times = random.permutation(num_keys), pa.array(moments, pa.timestamp("us", "UTC"))
+    table = pa.table({"key": keys.astype(np.int64), **columns, "event_timestamp": times})
     (folder / "tables" / VIEW).mkdir(parents=True)
-    pq.write_table(
-        pa.table(
-            {
-                "key": random.permutation(num_keys).astype(np.int64),
-                **columns,
-                "event_timestamp": pa.array(moments, pa.timestamp("us", "UTC")),
-            }
-        ),
-        folder / "tables" / VIEW / "rows.parquet",
-    )
+    pq.write_table(table, folder / "tables" / VIEW / "rows.parquet")
 
 
 def _materialized(folder: Path, online: dict[str, str], engine: str) -> float:

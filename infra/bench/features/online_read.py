@@ -40,19 +40,16 @@ def figures(bench: Bench) -> Measured:
     service = find_service(embedded, bench.config.features.training_set.feature_service)
     with redis_server(bench.folder) as server:
         store = _on_redis(embedded, server.connection_string)
-        reader = OnlineReader(
-            store, service, OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
-        )
+        config = OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
+        reader = OnlineReader(store, service, config)
         entities = _entities(reader.plan, embedded, max(ENTITIES))
         _copy(reader.plan, embedded, store, entities)
         raw = _Raw(reader.plan, server.port)
-        return [
-            figure
-            for count in ENTITIES
-            for figure in _measure(
-                reader, raw, store, {k: v[:count] for k, v in entities.items()}, num_rounds
-            )
-        ]
+        found: Measured = []
+        for count in ENTITIES:
+            some = {name: values[:count] for name, values in entities.items()}
+            found += _measure(reader, raw, store, some, num_rounds)
+        return found
 
 
 def _on_redis(embedded: FeatureStore, address: str) -> FeatureStore:
@@ -112,13 +109,8 @@ class _Raw:
         """Distinct hashes of the request, by group."""
         count = len(next(iter(entities.values())))
         project = self._plan.project.encode()
-        return [
-            [
-                group.encoder()(key) + project
-                for key in RequestedKeys(group, entities, count).distinct
-            ]
-            for group in self._plan.groups
-        ]
+        asked = [(group, RequestedKeys(group, entities, count)) for group in self._plan.groups]
+        return [[group.encoder()(key) + project for key in keys.distinct] for group, keys in asked]
 
     def read(self, keys: list[list[bytes]]) -> list[Any]:
         """Fetch and parse every field."""

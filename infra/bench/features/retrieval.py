@@ -31,6 +31,7 @@ TIMES = 10
 """How much longer the long entity frame is."""
 MEMORY_LIMIT_MB = 2000
 """DuckDB's limit in the run on the long frame."""
+HOW = {"full_feature_names": True, "filter_by_created_timestamp": True}
 
 
 STOCK = "import sys; from infra.bench.features.retrieval import main; main(*sys.argv[1:])"
@@ -164,13 +165,9 @@ class _Run:
 
         Feast's stores read no versions of views, so the store has a registry of its own.
         """
-        job = self.plain_feast.get_historical_features(
-            entity_df=pq.read_table(self.frame).to_pandas(),
-            features=[f"{view.name}:{f.name}" for view, fs in self._read() for f in fs],
-            full_feature_names=True,
-            filter_by_created_timestamp=True,
-        )
-        return job.to_arrow()
+        rows = pq.read_table(self.frame).to_pandas()
+        names = [f"{view.name}:{f.name}" for view, fs in self._read() for f in fs]
+        return self.plain_feast.get_historical_features(rows, names, **HOW).to_arrow()
 
     def _read(self) -> list[tuple[FeatureView, list[Field]]]:
         """Views of the service, as they are now, and what of each the service reads."""
@@ -213,12 +210,8 @@ class _Run:
         return store
 
     def _job(self) -> Any:
-        return self.feast.get_historical_features(
-            entity_df=f"SELECT * FROM {duck.parquet(self.frame)}",
-            features=self.service,
-            full_feature_names=True,
-            filter_by_created_timestamp=True,
-        )
+        rows = f"SELECT * FROM {duck.parquet(self.frame)}"
+        return self.feast.get_historical_features(rows, self.service, **HOW)
 
 
 def main(kind: str, frame: str, target: str, memory_limit_mb: str) -> None:

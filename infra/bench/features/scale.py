@@ -48,9 +48,8 @@ def figures(bench: Bench) -> Measured:
         for copies in sizes:
             folder = str(bench.folder / str(copies))
             call = f"from {__name__} import compute; compute({engine!r}, {folder!r})"
-            ran = subprocess.run(
-                [python, "-c", call], stdout=subprocess.PIPE, text=True, check=True
-            )
+            line = [str(python), "-c", call]
+            ran = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)
             cpu_s[copies], peak_gb[copies] = json.loads(ran.stdout.splitlines()[-1])
         one, ten, most = sizes
         for copies in (ten, most):

@@ -30,9 +30,8 @@ def figures(bench: Bench) -> Measured:
 
 
 def _cpu_s(*words: str) -> float:
-    process = subprocess.Popen(
-        [sys.executable, *words], cwd=PROJECT_ROOT, stdout=subprocess.DEVNULL
-    )
+    line = [sys.executable, *words]
+    process = subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:

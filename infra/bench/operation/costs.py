@@ -16,7 +16,7 @@ from pathlib import Path
 from infra.bench.figures import Measured, at_least, at_most
 from infra.bench.loop import run_measured
 from infra.bench.parts import Bench
-from infra.bench.running import small_repository
+from infra.bench.running import loop_environment
 from tasks.costs.ledger import CostLedger
 from tasks.kernel.settings import Settings
 
@@ -27,9 +27,7 @@ IN_GROUP = "import os, sys; open(sys.argv[1], 'w').write('0'); os.execv(sys.argv
 def figures(bench: Bench) -> Measured:
     """The ledger's sum of each loop to the group's."""
     home, log, group = bench.folder / "home", bench.folder / "log.txt", _new_group()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FALAJ_")}
-    if bench.small:
-        environment["FALAJ_FEATURE_REPO"] = str(small_repository(bench.folder))
+    environment = loop_environment(bench)
     home.mkdir()
     words = ["-m", "falaj", "--home", str(home), "run"]
     if group is not None:

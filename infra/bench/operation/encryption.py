@@ -16,11 +16,11 @@ import psutil
 
 from infra.bench.figures import LeftOut, Measured, at_least, at_most, interleaved, median_ratio
 from infra.bench.loop import run_measured
-from infra.bench.parts import Bench, wait_until
+from infra.bench.parts import Bench
 from infra.bench.processes import run_python
-from infra.bench.running import small_repository
+from infra.bench.running import loop_environment
 from infra.bench.serving.installation import environment_of
-from infra.bench.serving.replicas import replicas
+from infra.bench.serving.replicas import await_more, replicas
 from tasks.state.encrypted_folder import PROGRAM, lock_state, open_state
 
 WORDS = (b"flight-delay", b"arr_delay", b"sched_dep", b"N14228", b"CREATE TABLE")
@@ -34,10 +34,7 @@ def figures(bench: Bench) -> Measured:
     """CPU of encrypted loops to that of others, words found, answers lost while a key rotates."""
     if shutil.which(PROGRAM) is None:
         return [LeftOut("all figures of encryption", f"{PROGRAM} is not installed")]
-    log, found = bench.folder / "log.txt", dict[str, int]()
-    own = {k: v for k, v in os.environ.items() if not k.startswith("FALAJ_")}
-    if bench.small:
-        own["FALAJ_FEATURE_REPO"] = str(small_repository(bench.folder))
+    log, found, own = bench.folder / "log.txt", dict[str, int](), loop_environment(bench)
 
     def run(what: str) -> float:
         folder = bench.folder / f"{what}-{len(os.listdir(bench.folder))}"
@@ -90,14 +87,10 @@ def _lost_while_rotating(bench: Bench) -> tuple[int, int]:
     open_state(home, dict(environment))
     with replicas(home, 1) as made, made.load(PER_S) as answers:
         for _ in range(ROTATIONS):
-            _await_a_second(answers)
+            await_more(answers)
+            environment = {**os.environ, **environment_of(home)}
             run_python(["-m", "falaj", "encryption", "rotate"], log, environment)
-        _await_a_second(answers)
+        await_more(answers)
     # This process has files of it open.
     subprocess.run(["fusermount", "-uz", str(home)], check=True)
     return sum(not head.startswith(OK) for _, head in answers), len(answers)
-
-
-def _await_a_second(answers: list[tuple[float, bytes]]) -> None:
-    wanted = len(answers) + PER_S
-    wait_until(lambda: len(answers) > wanted, "a second of answers", 120)

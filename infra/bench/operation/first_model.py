@@ -45,9 +45,8 @@ def figures(bench: Bench) -> Measured:
         run(sys.executable, *wheel, "--wheel-dir", folder, ".", where=PROJECT_ROOT)
         (built,) = folder.glob("*.whl")
         run(sys.executable, "-m", "venv", folder / "environment")
-        steps["pip"] = run(
-            python, "-m", "pip", "install", "--quiet", f"{built}[train,convert,serve]"
-        )
+        wanted = f"{built}[train,convert,serve]"
+        steps["pip"] = run(python, "-m", "pip", "install", "--quiet", wanted)
         steps["Horovod"] = run(python.parent / "falaj", "setup")
     for name, (kind, text) in zip(("rows made", "init", "check", "run"), blocks, strict=True):
         if name != "run" or not bench.small:

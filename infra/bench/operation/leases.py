@@ -12,9 +12,8 @@ from tasks.control.leases.repository import LeaseRepository, acquire
 def figures(bench: Bench) -> Measured:
     """The figure for a lease that nobody else wants."""
     rounds = bench.size(60, 3)
-    devices = HostDevices(
-        core_sets=(CoreSet(node=0, physical=tuple((core,) for core in range(64))),)
-    )
+    cores = CoreSet(node=0, physical=tuple((core,) for core in range(64)))
+    devices = HostDevices(core_sets=(cores,))
     leases = LeaseRepository(bench.folder)
 
     def lease() -> None:

@@ -23,11 +23,7 @@ from infra.platform.files import PlatformFiles, read_endpoint
 from tasks.kernel.settings import PROJECT_ROOT
 
 LIMIT_S = 900
-ANY_PORTS = tuple(
-    word
-    for service in ("port", "mlflow-port", "serving-port", "serving-grpc-port")
-    for word in (f"--{service}", "0")
-)
+ANY_PORTS = "--port=0 --mlflow-port=0 --serving-port=0 --serving-grpc-port=0".split()
 
 
 def figures(bench: Bench) -> Measured:

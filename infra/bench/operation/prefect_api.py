@@ -92,20 +92,16 @@ def prefect_api_server(home: Path) -> Iterator[PrefectApi]:
     home.mkdir(parents=True, exist_ok=True)
     port, auth_string = free_port(), f"admin:{secrets.token_urlsafe(16)}"
     url = f"http://127.0.0.1:{port}/api"
-    api = PrefectApi(
-        home,
-        url,
-        auth_string,
-        {
-            "PREFECT_HOME": str(home),
-            "PREFECT_API_URL": url,
-            "PREFECT_API_AUTH_STRING": auth_string,
-            "PREFECT_LOCAL_STORAGE_PATH": str(home / "results"),
-            "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-            "PREFECT_CLI_PROMPT": "false",
-            "DO_NOT_TRACK": "1",
-        },
-    )
+    told = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": url,
+        "PREFECT_API_AUTH_STRING": auth_string,
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "results"),
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_CLI_PROMPT": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    api = PrefectApi(home, url, auth_string, told)
     environment = api.command_environment(
         **server_settings("every", "platform"),
         PREFECT_SERVER_API_AUTH_STRING=auth_string,

@@ -4,7 +4,6 @@ SeaweedFS counts the bytes that it sends: a second machine, with an empty disk, 
 rerun uses. All loops run one after the other on the same cores as the servers.
 """
 
-import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.loop import run_measured
 from infra.bench.parts import Bench
 from infra.bench.processes import S3_KEY, postgres_server, redis_server, s3_server
-from infra.bench.running import small_repository
+from infra.bench.running import loop_environment
 from infra.orchestration.embedded import free_port
 from tasks.kernel.files import make_folder, size_of
 
@@ -29,11 +28,7 @@ SENT = re.compile(
 def figures(bench: Bench) -> Measured:
     """What the servers add to the first run, and how much a rerun on another machine reads."""
     log, port = bench.folder / "log.txt", free_port()
-    own = {k: v for k, v in os.environ.items() if not k.startswith("FALAJ_")}
-    if bench.small:
-        own["FALAJ_FEATURE_REPO"] = str(small_repository(bench.folder))
-    elif repo := os.environ.get("FALAJ_FEATURE_REPO"):
-        own["FALAJ_FEATURE_REPO"] = repo
+    own = loop_environment(bench)
 
     def run(name: str, told: dict[str, str]) -> float:
         home = str(bench.folder / name)
@@ -43,17 +38,11 @@ def figures(bench: Bench) -> Measured:
         s3 = stack.enter_context(s3_server(f"-metricsPort={port}"))
         database = stack.enter_context(postgres_server(make_folder(bench.folder / "postgresql")))
         redis = stack.enter_context(redis_server(make_folder(bench.folder / "redis")))
-        keys = {"AWS_ACCESS_KEY_ID": S3_KEY, "AWS_SECRET_ACCESS_KEY": S3_KEY}
-        client = boto3.client(
-            "s3",
-            endpoint_url=s3,
-            region_name="us-east-1",
-            aws_access_key_id=S3_KEY,
-            aws_secret_access_key=S3_KEY,
-        )
+        keys = {"aws_access_key_id": S3_KEY, "aws_secret_access_key": S3_KEY}
+        client = boto3.client("s3", endpoint_url=s3, region_name="us-east-1", **keys)
         client.create_bucket(Bucket=BUCKET)
         servers = {
-            **keys,
+            **{name.upper(): key for name, key in keys.items()},
             "AWS_ENDPOINT_URL": s3,
             "AWS_REGION": "us-east-1",
             "FALAJ_STATE": f"s3://{BUCKET}/state",
@@ -68,10 +57,9 @@ def figures(bench: Bench) -> Measured:
         elsewhere = run("machine-2", servers)
         read, used = _sent(port) - before, _copies(bench.folder / "machine-2")
     again_said = f"in a folder {again_here:.0f} s; on a second machine {elsewhere:.0f} s"
+    walls = f"{there:.0f}, {here:.0f} s"
     return [
-        at_most(
-            "loop on S3 and PostgreSQL, wall", there / here, 1.25, f"{there:.0f}, {here:.0f} s"
-        ),
+        at_most("loop on S3 and PostgreSQL, wall", there / here, 1.25, walls),
         at_most("unchanged rerun on S3, s", again, 15, again_said),
         at_most("bytes read to bytes used", read / used, 1.2, f"{read / 1e6:.1f} MB were read"),
     ]

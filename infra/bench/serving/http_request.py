@@ -11,9 +11,8 @@ measured where their environments are (`.venv-mlserver`, `.venv-kserve`).
 import json
 import statistics
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from infra.bench.serving.installation import (
     serving,
 )
 from infra.orchestration.embedded import free_port
+from infra.platform.api import answers
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.kernel.settings import tool_python
 
@@ -109,13 +109,6 @@ def _command(name: str, model: Path, folder: Path, port: int) -> list[str] | Non
     return [str(python.parent / "mlserver"), "start", "."]
 
 
-def _is_ready(port: int) -> bool:
-    url = f"http://127.0.0.1:{port}/v2/health/ready"
-    with suppress(OSError), urllib.request.urlopen(url, timeout=2):
-        return True
-    return False
-
-
 def _alone_us(call: Callable[[], bytes], seconds: float) -> float:
     call()
     count, started = 0, time.thread_time_ns()
@@ -146,7 +139,8 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, list[float]]
         ours = serving(world.home, {"http": ports["ours"]}, **UNLOGGED)
         processes = {"ours": stack.enter_context(ours)}
         for name in BOUND_BESIDE:
-            own, ready = folder / name, partial(_is_ready, ports[name])
+            own = folder / name
+            ready = partial(answers, f"http://127.0.0.1:{ports[name]}/v2/health/ready")
             own.mkdir()
             if command := _command(name, model, own, ports[name]):
                 one_thread = {"OMP_NUM_THREADS": "1", "OTEL_SDK_DISABLED": "true"}
@@ -163,12 +157,9 @@ def figures(bench: Bench) -> Measured:
     seconds, rounds = bench.size((1.2, 7), (0.2, 1))
     found = measure(bench.folder, rounds, seconds)
     return [
-        figure
-        for connections, bound in BOUNDS.items()
-        for figure in (
-            _figure(found, connections, "alone", bound),
-            *(_figure(found, connections, name, b) for name, b in BOUND_BESIDE.items()),
-        )
+        _figure(found, connections, name, bound)
+        for connections, to_alone in BOUNDS.items()
+        for name, bound in {"alone": to_alone, **BOUND_BESIDE}.items()
     ]
 
 

@@ -14,11 +14,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from infra.bench.figures import Measured, at_most
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, plain_schema
 from serving.interfaces import Call, Served, ServedBatch
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import tabular_signature
-from tasks.contracts.data import DatasetSchema
 from tasks.predictions.config import PredictionLogConfig
 
 MODEL = "bench"
@@ -76,14 +75,7 @@ def _logged(batches: Sequence[ServedBatch]) -> tuple[float, float]:
 
 @contextmanager
 def _opened() -> Iterator[PredictionLog]:
-    columns = DatasetSchema(
-        row_id="row",
-        event_time="at",
-        label="label",
-        categorical=tuple(f"c{n}" for n in range(CATEGORIES)),
-        numeric=tuple(f"n{n}" for n in range(NUMBERS)),
-    )
-    signature = tabular_signature(columns)
+    signature = tabular_signature(plain_schema(CATEGORIES, NUMBERS))
     with TemporaryDirectory() as home:
         log = PredictionLog(PredictionLogConfig(), Path(home), lambda model, version: signature)
         log.start()
@@ -92,18 +84,12 @@ def _opened() -> Iterator[PredictionLog]:
 
 def _batch(calls: int, number: int) -> ServedBatch:
     draw, now = np.random.default_rng(number), time.monotonic()
-    return ServedBatch(
-        calls=tuple(
-            Call(MODEL, {}, 1, f"{number:x}-{n:x}-{draw.integers(1 << 62):x}", subject="bench")
-            for n in range(calls)
-        ),
-        inputs={
-            "categorical": draw.integers(0, 1 << 31, (calls, CATEGORIES)).astype(np.int32),
-            "numeric": draw.normal(size=(calls, NUMBERS)).astype(np.float32),
-        },
-        outputs={"score": draw.random(calls).astype(np.float32)},
-        served=Served(MODEL, "1", "onnx-fp32", "stable", "cpu"),
-        started=now,
-        finished=now + 1e-4,
-        finished_at=time.time(),
-    )
+    ids = [f"{number:x}-{n:x}-{draw.integers(1 << 62):x}" for n in range(calls)]
+    inputs = {
+        "categorical": draw.integers(0, 1 << 31, (calls, CATEGORIES)).astype(np.int32),
+        "numeric": draw.normal(size=(calls, NUMBERS)).astype(np.float32),
+    }
+    outputs = {"score": draw.random(calls).astype(np.float32)}
+    served = Served(MODEL, "1", "onnx-fp32", "stable", "cpu")
+    made = tuple(Call(MODEL, {}, 1, each, subject="bench") for each in ids)
+    return ServedBatch(made, inputs, outputs, served, now, now + 1e-4, time.time())

@@ -91,11 +91,16 @@ def replicas(home: Path, count: int, **settings: Any) -> Iterator[Replicas]:
 def during(made: Replicas, what: Callable[[Replicas], None]) -> Answers:
     """What clients got before, while and after something was done."""
     with made.load() as answers:
-        for act in (lambda made: None, what):
-            act(made)
-            wanted = len(answers) + PER_S
-            wait_until(lambda: len(answers) > wanted, "a second of answers", LIMIT_S)  # noqa: B023
+        await_more(answers)
+        what(made)
+        await_more(answers)
     return answers
+
+
+def await_more(answers: Answers) -> None:
+    """Wait for as many answers as `PER_S` gives in a second."""
+    wanted = len(answers) + PER_S
+    wait_until(lambda: len(answers) > wanted, "a second of answers", LIMIT_S)
 
 
 def kill_one(made: Replicas) -> None:

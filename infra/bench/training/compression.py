@@ -27,9 +27,8 @@ WAYS: dict[str, tuple[dict[str, object], float]] = {
 def figures(bench: Bench) -> Measured:
     """Measure on the snapshot of the newest finished loop."""
     epochs, sizes, seeds = bench.size((2, (256, 128), SEEDS), (1, (16,), SEEDS[:2]))
-    base = two_ranks(bench.config.training).model_copy(
-        update={"max_epochs": epochs, "hidden_sizes": sizes}
-    )
+    changed = {"max_epochs": epochs, "hidden_sizes": sizes}
+    base = two_ranks(bench.config.training).model_copy(update=changed)
     trainings = Trainings(bench)
 
     def trained(changes: dict[str, object]) -> list[TrainedModel]:

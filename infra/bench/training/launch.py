@@ -55,11 +55,9 @@ def drive(folder: Path) -> None:
     from tasks.training.config import TrainingConfig
 
     ends: list[float] = []
-    Trainings(bench).train(
-        two_ranks(TrainingConfig(max_epochs=1)),
-        splits=DataSplits(train=train, validation=validation, test=test),
-        on_epoch=lambda _: ends.append(time.monotonic()),
-    )
+    config = two_ranks(TrainingConfig(max_epochs=1))
+    splits = DataSplits(train=train, validation=validation, test=test)
+    Trainings(bench).train(config, lambda _: ends.append(time.monotonic()), splits=splits)
     (folder / "seconds").write_text(str(ends[0] - begun))
 
 

@@ -29,15 +29,12 @@ def figures(bench: Bench) -> list[Figure]:
     perturbed = range(bench.size(3, 1))
     means = _spreads(auc, base, seeds, perturbed)
     own = _spreads(auc, base.model_copy(update={"average_decay": 0.0}), seeds, perturbed)
-    return [
-        at_most(
-            f"AUC, spread over {what} to the margin",
-            _widest(what, means[what]) / margin,
-            bound,
-            f"{_described(what, means[what])}; own weights: {_described(what, own[what])}",
-        )
-        for what, bound in BOUNDS.items()
-    ]
+    found = []
+    for what, bound in BOUNDS.items():
+        name, widest = f"AUC, spread over {what} to the margin", _widest(what, means[what])
+        told = f"{_described(what, means[what])}; own weights: {_described(what, own[what])}"
+        found.append(at_most(name, widest / margin, bound, told))
+    return found
 
 
 def _spreads(

@@ -261,9 +261,8 @@ def grpc_server(
         options=options,
         maximum_concurrent_rpcs=config.grpc.max_concurrent_calls,
     )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
-    )
+    handlers = grpc.method_handlers_generic_handler(SERVICE, service.handlers())
+    server.add_generic_rpc_handlers((handlers,))
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(front), server)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(front), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -126,17 +126,13 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for one in OPERATIONS:
         paths.setdefault(one.path, {})[one.method.lower()] = _described(one)
+    title, version = "Falaj: models over the Open Inference Protocol", server_metadata()["version"]
+    schemes = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "Falaj: models over the Open Inference Protocol",
-            "version": str(server_metadata()["version"]),
-        },
+        "info": {"title": title, "version": version},
         "paths": paths,
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": schemas, "securitySchemes": schemes},
     }
 
 

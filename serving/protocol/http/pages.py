@@ -56,17 +56,12 @@ class PublicPages:
 
     def application(self) -> Starlette:
         """The pages, routed."""
-        return application(
-            *(
-                _route(
-                    one.method,
-                    one.path,
-                    getattr(self, one.name.removesuffix("_version")),
-                    partial(self._admit, one.action) if one.action else _everybody,
-                )
-                for one in OPERATIONS
-            )
-        )
+        routes = []
+        for one in OPERATIONS:
+            answer = getattr(self, one.name.removesuffix("_version"))
+            admit = partial(self._admit, one.action) if one.action else _everybody
+            routes.append(_route(one.method, one.path, answer, admit))
+        return application(*routes)
 
     def _admit(self, action: Action, request: Request) -> None:
         address = request.client.host if request.client else ""
@@ -258,7 +253,7 @@ async def ask(
         done(answers.encode_refusal(error, request_id))
         return
     start, *bodies = sent
-    headers = dict(answers.SECURITY_HEADERS) | {b"x-request-id": request_id.encode()}
+    headers = dict(answers.SECURITY) | {b"x-request-id": request_id.encode()}
     headers |= {name: value for name, value in start["headers"] if name != b"content-length"}
     content = b"".join([message.get("body", b"") for message in bodies])
     done(answers.Response(answers.head_of(start["status"], headers.items()), content))

@@ -97,9 +97,7 @@ class Hung:
 def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hung, Child]]:
     service = Hung()
     monkeypatch.setattr(supervisor, "time", service)
-    described = Service(
-        "server", tuple(sleeper(tmp_path)), {}, probe=service.probe, restart_when_silent=True
-    )
+    described = Service("server", tuple(sleeper(tmp_path)), {}, probe=service.probe)
     child = Child(described, tmp_path / "log")
     child.start()
     service.now_s = child.next_check
