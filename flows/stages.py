@@ -45,7 +45,7 @@ from tasks.governance.handling import Placement, addresses
 from tasks.governance.journal import Journal
 from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import WindowError
-from tasks.kernel.progress import report_progress
+from tasks.kernel.process import report_progress
 from tasks.kernel.settings import ArtifactStore, Settings, named_artifacts
 from tasks.lineage.task import RECORDED as TOLD
 from tasks.training.telemetry.meters import DeviceMeter, ProcessorMeter

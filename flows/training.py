@@ -21,7 +21,7 @@ from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_c
 from tasks.features.task import rank_single_features
 from tasks.governance.handling import Placement
 from tasks.kernel.errors import TransientError
-from tasks.kernel.progress import report_progress
+from tasks.kernel.process import report_progress
 from tasks.kernel.settings import Settings
 from tasks.registry.task import (
     claim_model_name,

@@ -40,7 +40,7 @@ from tasks.evaluation.metrics import AGAINST, measure_rows
 from tasks.evaluation.scoring import SCORE
 from tasks.kernel.errors import DataContractError, TrainingError, WindowError
 from tasks.kernel.files import scratch_folder
-from tasks.kernel.progress import report_progress
+from tasks.kernel.process import report_progress
 from tasks.kernel.settings import StagedFolder, code_digest, content_key
 from tasks.registry import gates
 from tasks.training.models import making

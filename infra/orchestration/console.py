@@ -10,7 +10,7 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.theme import Theme
 
-from tasks.kernel.progress import LOGGER
+from tasks.kernel.process import PROGRESS
 
 
 class OneLineFormatter(PrefectFormatter):
@@ -80,10 +80,10 @@ def progress_shown() -> Iterator[None]:
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
     with console.use_theme(Theme()), Progress(*columns, console=console, transient=True) as shown:
         bars = Bars(shown)
-        LOGGER.addHandler(bars)
-        LOGGER.setLevel(logging.DEBUG)
+        PROGRESS.addHandler(bars)
+        PROGRESS.setLevel(logging.DEBUG)
         try:
             yield
         finally:
-            LOGGER.removeHandler(bars)
-            LOGGER.setLevel(logging.NOTSET)
+            PROGRESS.removeHandler(bars)
+            PROGRESS.setLevel(logging.NOTSET)

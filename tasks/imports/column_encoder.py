@@ -19,7 +19,7 @@ from tasks.contracts.base import Contract
 from tasks.contracts.data import number_names
 from tasks.kernel.errors import ArtifactError, DataContractError
 from tasks.kernel.extras import require_extras
-from tasks.kernel.progress import report_progress
+from tasks.kernel.process import report_progress
 
 SETTINGS_FILE, MODEL_FILE, GOLDEN_FILE = "encoder.json", "model.onnx", "golden.npy"
 PROJECTION_FILE, TOKENIZER_FILE = "projection.npy", "tokenizer.json"

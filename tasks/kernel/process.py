@@ -1,4 +1,4 @@
-"""Which process something belongs to, whether it is still there, and how one is started (Linux).
+"""Which process something belongs to, whether it is there, how far it is, how one starts (Linux).
 
 A process id alone is no name: ids come again, and each container counts its own. The machine's
 boot, the namespace of process ids and the moment of the start make one.
@@ -7,6 +7,7 @@ boot, the namespace of process ids and the moment of the start make one.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import time
@@ -26,6 +27,8 @@ ENDED_STATES = ("Z", "X")
 STATE_FIELD, START_FIELD = 0, 19  # of /proc/PID/stat, counted after the command's name
 READY_POLL_S = 0.1
 STOP_MARGIN_S = 10.0
+PROGRESS = logging.getLogger("progress")
+"""Gets how far long work is, for whoever shows it."""
 TOKEN = r"[0-9a-f]{8}\.[0-9a-f]+\.[0-9a-f]+"
 
 
@@ -196,3 +199,15 @@ def wait_until_ready(
                 f"{what} ended with code {process.returncode} before it was ready; its log is {log}"
             )
     raise TransientError(f"{what} did not answer within {limit_s:.0f} s; its log is {log}")
+
+
+def report_progress(bar: str, done: int, total: int, text: str) -> None:
+    """Tell how many of how many steps are done.
+
+    Args:
+        bar: what is counted, such as `epochs`; a bar of its own.
+        done: steps that are complete.
+        total: all steps; work may end before.
+        text: what is being done, in a few words.
+    """
+    PROGRESS.debug("%s", text, extra={"bar": bar, "done": done, "total": total})

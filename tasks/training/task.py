@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.contracts import training
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import CompressionParent
-from tasks.kernel.progress import report_progress
+from tasks.kernel.process import report_progress
 from tasks.kernel.retry_policy import RETRIED, is_api_away, reused
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig

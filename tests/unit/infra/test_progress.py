@@ -9,7 +9,7 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from rich.console import Console
 
 from infra.orchestration.console import progress_shown
-from tasks.kernel.progress import report_progress
+from tasks.kernel.process import report_progress
 
 
 @pytest.fixture
