@@ -76,7 +76,7 @@ class Context:
         from tasks.state.encrypted_folder import open_state
 
         if os.environ.get(TENANT):  # its folder lies in the installation's
-            open_state(Settings.from_environment({**os.environ, TENANT: ""}).home, os.environ)
+            open_state(Settings.from_environment({**os.environ, TENANT: ""}).home, {})
         found = Settings.from_environment()
         open_state(found.home, os.environ)
         if server := server_environment(found.home / SERVER_FILE, os.environ):
