@@ -31,7 +31,7 @@ def add(
         until: Last day on which it may be read (UTC).
 
     Examples:
-        FALAJ_TENANT=red falaj grants add carrier_stats --to blue --until 2027-06-30
+        falaj grants add carrier_stats --to blue --until 2027-06-30
     """
     from flows.config import read_pipeline_config
 
@@ -65,7 +65,7 @@ def revoke(view: str, /, *, to: To, context: Here) -> Shown:
         ConfigurationError: there is no such grant.
 
     Examples:
-        FALAJ_TENANT=red falaj grants revoke carrier_stats --to blue
+        falaj grants revoke carrier_stats --to blue
     """
     person = acting(context.settings, "administer", None)
     subject = {"use_case": context.settings.use_case, "view": view, "to": to}
@@ -98,6 +98,9 @@ def read(request: str, /, *, context: Here) -> Shown:
 
     Args:
         request: A `Reading`, as JSON.
+
+    Examples:
+        falaj grants read REQUEST --json
     """
     from tasks.features.tables.tenants import Reading, copy_granted
 
