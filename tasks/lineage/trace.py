@@ -113,7 +113,7 @@ def trace(name: str, journal: Journal) -> Chain:
 
 def address(data: Data) -> str:
     """What the feature repository calls a raw file."""
-    return data.name if data.namespace == "file" else f"{data.namespace}/{data.name}"
+    return f"{data.namespace}/{data.name}" if "://" in data.namespace else data.name
 
 
 def format_chain(chain: Chain) -> list[str]:
