@@ -118,9 +118,8 @@ def _encrypt_objects(location: Location) -> int:
     """Encrypt what was written to a location before encryption was on."""
     plain, number = Location(location.url, location.access, plain=True), 0
     for stored in plain.entries(""):
-        if (content := plain.read(stored, 0, envelope.HEADER_BYTES)) is None:
-            continue
-        if not envelope.is_envelope(content):
+        beginning = plain.read(stored, 0, envelope.HEADER_BYTES)
+        if beginning is not None and not envelope.is_envelope(beginning):
             with TemporaryDirectory() as folder:
                 plain.bring(stored, Path(folder) / "object")
                 location.write(stored, Path(folder) / "object")

@@ -320,7 +320,9 @@ class Location:
     def entries(self, prefix: str) -> dict[str, Entry]:
         """Objects below `<prefix>/`, by their names."""
         with suppress(FileNotFoundError), self._explained(prefix):
-            found = (meta for page in self._store.list(prefix or None) for meta in page)
+            every = (meta for page in self._store.list(prefix or None) for meta in page)
+            # In a folder `change` locks empty files, which are no objects.
+            found = (meta for meta in every if meta["size"] or not meta["path"].endswith(".lock"))
             if self._envelopes:
                 return {
                     m["path"]: Entry(envelope.content_bytes(m["size"]), m["last_modified"], "")

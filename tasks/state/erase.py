@@ -30,6 +30,7 @@ from tasks.governance.erasure import Mask, Theirs
 from tasks.kernel import files
 from tasks.kernel.cores import usable_cores
 from tasks.kernel.keys.choice import key_store
+from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.keys.signed import read_signed, signed
 from tasks.kernel.keys.store import EVIDENCE
 from tasks.kernel.location import Location, object_name
@@ -108,10 +109,10 @@ class Objects:
         return [name for name in self.files if not name.startswith(OWN)]
 
     def path(self, name: str) -> Path:
-        """The object of a folder; of others a copy, until the next is asked for."""
+        """The object, where a folder has it readable; else a copy, until the next is asked for."""
         if not (sha256 := self.files[name][0]):
             self.aside.write_text(self.value, encoding="utf-8")
-        elif self.location.folder is not None:
+        elif self.location.folder is not None and ENCRYPTION not in os.environ:
             return self.location.folder / object_name(sha256)
         else:
             self.location.bring(object_name(sha256), self.aside, sha256=sha256)

@@ -248,14 +248,20 @@ def test_a_restored_backup_does_not_bring_an_entity_back(world: World, kept: str
     assert world.others()[0] == world.snapshot.num_rows - len(world.ids)
 
 
-def test_content_in_a_location_is_erased_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_content_in_a_location_is_erased_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_encrypted: bool
+) -> None:
     place = world.home.parent / "shared"
+    if is_encrypted:
+        monkeypatch.setenv("FALAJ_ENCRYPTION", "state")
+        monkeypatch.setenv("FALAJ_KEYS", (world.home.parent / "keys").as_uri())
     become(monkeypatch, world.home, place.as_uri())
     settings = Settings(world.home, world.shop.repo, location=Location(place.as_uri()))
     store = settings.store
     for kind, key in (("snapshots", world.snapshot.data.uri.split("/")[1]), ("scores", "0" * 24)):
         assert store.find(kind, key, FeatureSnapshot if kind == "snapshots" else Scores)
-    assert holding(place, WHO)
+    assert bool(holding(place, WHO)) is not is_encrypted
     shown = erase(entity=THEIRS, context=Context(settings, assume_yes=True))
     assert shown.code == 0
     assert holding(place, WHO, WHERE) == holding(world.home, WHO, WHERE) == []
