@@ -71,6 +71,7 @@ class Context:
         """As `settings`, also while that state is being restored."""
         if self.given is not None:
             return self.given
+        from tasks.kernel.keys.encryption import ENCRYPTION
         from tasks.kernel.settings import SERVER_FILE, USE_CASE_FILE, Settings, server_environment
         from tasks.state.encrypted_folder import open_state
 
@@ -79,6 +80,12 @@ class Context:
         if server := server_environment(found.home / SERVER_FILE, os.environ):
             os.environ.update(server)
             found = Settings.from_environment()
+        if os.environ.get(ENCRYPTION):
+            from tasks.governance.handling import variables
+            from tasks.governance.policy import require_tls
+
+            require_tls(variables(os.environ), os.environ)
+            os.environ.setdefault("PGSSLMINPROTOCOLVERSION", "TLSv1.3")  # of all PostgreSQL clients
         os.environ["FALAJ_HOME"] = str(found.home)
         if (found.feature_repo / USE_CASE_FILE).is_file():
             os.environ["FALAJ_FEATURE_REPO"] = str(found.feature_repo)

@@ -164,7 +164,7 @@ class ObservabilityConfig(_Section):
 class ServingConfig(_Section):
     """What one serving process is asked to do."""
 
-    host: Annotated[str, Address("predictions")] = Field(
+    host: Annotated[str, Address("predictions", prefix="https://")] = Field(
         default="127.0.0.1", description="Address that HTTP and gRPC listen on."
     )
     models: tuple[ServedModel, ...] = ()

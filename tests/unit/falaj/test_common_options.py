@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -313,3 +314,22 @@ def test_details_are_logged_and_an_error_has_its_origin_where_that_is_asked_for(
 def test_the_commands_of_every_day_come_first() -> None:
     assert next(iter(COMMANDS)) == "Every day"
     assert Context(Settings(Path("home"), FLIGHTS)).home == Path("home")
+
+
+def test_an_encrypted_state_opens_no_address_without_tls(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGSSLMINPROTOCOLVERSION", "")  # taken out again
+    monkeypatch.delenv("PGSSLMINPROTOCOLVERSION")
+    monkeypatch.setenv("FALAJ_DATABASE_URL", "postgresql://db.example.org/d")
+    keys = home.parent / "keys"
+    assert main(["encryption", "enable", "--keys", keys.as_uri()]) == 2
+    assert "FALAJ_DATABASE_URL" in capsys.readouterr().err
+    assert not keys.exists()
+    monkeypatch.setenv("FALAJ_ENCRYPTION", "state")
+    monkeypatch.setenv("FALAJ_HOME", "/proc")  # a mount, into which nothing can be written
+    with pytest.raises(ConfigurationError, match="FALAJ_DATABASE_URL"):
+        _ = Context().target
+    monkeypatch.setenv("FALAJ_DATABASE_URL", "postgresql://db.example.org/d?sslmode=verify-full")
+    assert Context().target.home == Path("/proc")
+    assert os.environ["PGSSLMINPROTOCOLVERSION"] == "TLSv1.3"

@@ -1,7 +1,7 @@
 """What may be placed where: by laws, by declared zones, by waivers, and closed where in doubt."""
 
 import json
-import sys
+import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -15,7 +15,7 @@ from flows.config import read_pipeline_config
 from flows.stages import check_places
 from tasks.contracts.hardware import CLASS_VARIABLE
 from tasks.features.tables.raw_files import RawTable
-from tasks.governance import policy
+from tasks.governance import policy, rego
 from tasks.governance.handling import Declared, Handling, Placement
 from tasks.governance.journal import Journal
 from tasks.governance.policy import Decision, Policies, known_handlings, require_placements
@@ -177,7 +177,8 @@ def broken(text: str) -> Callable[[Settings, pytest.MonkeyPatch], None]:
 
 
 def engine_away(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "regopy", None)
+    (settings.home / "regopy.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(settings.home))
 
 
 HEAD = "package falaj.own\nimport rego.v1\n"
@@ -203,6 +204,24 @@ def test_without_an_answer_data_with_a_home_goes_nowhere(
     with pytest.raises(PlacementRefusedError, match="Nothing was placed"):
         decided(policies, "127.0.0.1")
     assert decided(policies, "https://evil.com", Handling()).allowed
+
+
+def test_a_policy_that_comes_to_no_end_is_stopped_and_named(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = "some a in numbers.range(1, 9000)\nsome b in numbers.range(1, 9000)\na * b < 0"
+    policies = written(settings)
+    file = settings.feature_repo / "policies" / "own.rego"
+    file.write_text(f'{HEAD}answer contains 1 if {{\ninput.zone == "us"\n{far}\n}}')
+    assert decided(policies, "127.0.0.1").allowed
+    monkeypatch.setattr(rego, "ANSWERS_WITHIN_S", 1.0)
+    started = time.monotonic()
+    with pytest.raises(PlacementRefusedError, match=r"^policies/own\.rego comes to no end"):
+        decided(policies, "pool:burst")
+    assert time.monotonic() - started < 20
+    file.write_text(HEAD + "answer contains 1 if false")
+    monkeypatch.undo()
+    assert not decided(written(settings), "pool:burst").allowed
 
 
 def test_of_data_without_a_home_nobody_is_asked(
