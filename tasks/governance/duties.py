@@ -121,3 +121,13 @@ def agreed_by_two(
         return True
     journal.append(AGREE, subject=exactly, who=who(subject))
     return False
+
+
+def who_agreed(home: Path, kind: Literal["waiver"], about: Mapping[str, str]) -> tuple[str, ...]:
+    """The two people who last agreed to exactly this act, as the journal has it; or nobody."""
+    people: tuple[str, ...] = ()
+    for line in Journal(home / "audit").lines():
+        said = line.content
+        if said.get("action") == AGREED and said.get("subject") == {"kind": kind, **about}:
+            people = (said["first"], said["who"]["subject"])
+    return people

@@ -22,7 +22,9 @@ from unicodedata import category, normalize
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from tasks.governance.duties import who_agreed
 from tasks.governance.handling import Declared, Handling, Placement, Zone, variables
+from tasks.governance.identity import read_sign_in
 from tasks.governance.journal import Journal
 from tasks.governance.rego import Rego
 from tasks.governance.zones import End, clear_end, ends_of, fits, zone_of
@@ -58,14 +60,22 @@ class Waiver(Contract):
     where: str = Field(min_length=1, description="Pattern of the address, as in `zones`.")
     reason: str = Field(min_length=1)
     until: date = Field(description="Last day on which it holds.")
-    approved_by: tuple[str, ...]
+    approved_by: tuple[str, ...] = Field(default=(), description="Where nobody signs in.")
 
     def fault(self, today: date) -> str | None:
         """Why it does not count; None where it does."""
         people = {_person(name) for name in self.approved_by} - {""}
         if self.until < today:
             return f"it ended on {self.until}"
-        return None if len(people) > 1 else "it needs two different people in approved_by"
+        both = (
+            "it needs two different people: in approved_by, or where people sign in, who both give"
+        )
+        return None if len(people) > 1 else f"{both} `falaj policy waive {self.rule}`"
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What people agree to."""
+        return self.model_dump(mode="json", exclude={"approved_by"})
 
 
 def _person(name: str) -> str:
@@ -256,10 +266,20 @@ class Policies:
         data = {**handling.model_dump(mode="json"), "class": handling.data_class}
         return json.dumps({**data, "what": what, "zone": zone, "bases": valid})
 
+    def signed(self, waiver: Waiver) -> Waiver:
+        """A waiver with those who signed in to agree to it, where two have to; else as written."""
+        home = self.inside[0]
+        config = read_sign_in(home)
+        if config is None or "waiver" not in config.two_approvers:
+            return waiver
+        people = who_agreed(home, "waiver", waiver.about)
+        return waiver.model_copy(update={"approved_by": people})
+
     def _waived(self, rule: str, what: str, end: End, notes: list[str]) -> bool:
         counts = False
         for waiver in self.file.waivers:
             if (waiver.rule, waiver.what) == (rule, what) and fits(waiver.where, end):
+                waiver = self.signed(waiver)
                 fault, people = waiver.fault(self.today), " and ".join(waiver.approved_by)
                 good = f"is waived until {waiver.until} by {people}: {waiver.reason}"
                 notes.append(f"{rule} " + (f"stays, a waiver is void: {fault}" if fault else good))
