@@ -179,11 +179,11 @@ class Engine:
         return tuple(r.model_copy(update={"at": lines.get(r.rule, "?")}) for r in reasons)
 
     def _slow(self, question: object) -> str:
-        """The policy that gives no answer by itself either."""
+        """The first policy that by itself gives no answer either."""
         for package, place in self._packages.items():
             try:
                 self._asked_of([package]).ask(question)
-            except TimeoutError:
+            except (OSError, ValueError):
                 return place
         return "all policies together"
 

@@ -220,6 +220,9 @@ def test_what_cannot_be_undone_is_asked_about(
     assert "add --yes" in capsys.readouterr().err
     assert not home.exists()
     assert main(["erase", "--entity", "subject=ana", "--yes"]) == 0
+    assert main(["erase", "--entity", "nothing=1", "--yes"]) == 2  # no table has it: no certificate
+    assert "such as subject" in capsys.readouterr().err
+    assert len([*(home / "erasures").glob("2*.json")]) == 1
     terminal = io.StringIO("no\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin", terminal)

@@ -1,16 +1,18 @@
 """Who acts in a command, and what two people must do; tokens of a real issuer over HTTP."""
 
 import io
+import re
 import stat
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 
 from falaj.__main__ import main
-from tasks.governance.duties import acting, agreed_by_two, check_approver
+from tasks.governance.duties import acting, agreed_by_two, broken_glass, check_approver
 from tasks.governance.identity import (
     CONTROLLER,
     ROLES,
@@ -171,9 +173,14 @@ def test_where_people_sign_in_a_waiver_counts_when_two_of_them_agreed_to_it_as_i
 
 
 def test_an_admin_breaks_the_glass_loudly(
-    home: Path, issuer: Provider, caplog: pytest.LogCaptureFixture
+    home: Path,
+    issuer: Provider,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     sign_in(home, issuer.token("admin", sub="omar"))
+    assert broken_glass(home) == []
     with pytest.raises(AccessError):
         acting(home, "approve", None)
     with pytest.raises(AccessError, match="reason"):
@@ -184,6 +191,13 @@ def test_an_admin_breaks_the_glass_loudly(
     (line,) = lines(home, "break-glass")
     assert (line["said"], line["who"]["subject"]) == ("the site is down", "omar")  # type: ignore[index]
     assert "omar broke the glass to approve: the site is down" in caplog.text
+    monkeypatch.setenv("FALAJ_HOME", str(home))
+    main(["status"])
+    (shown,) = broken_glass(home)
+    assert f"GLASS     {shown}" in capsys.readouterr().out
+    assert re.fullmatch(r"omar broke .* approve, \d{4}-.* UTC: the site is down", shown)
+    for days in (-1, 31):
+        assert broken_glass(home, datetime.now(UTC) + timedelta(days=days)) == []
 
 
 def test_a_token_is_kept_for_its_owner_alone(

@@ -1,7 +1,6 @@
 """What may be placed where: by laws, by declared zones, by waivers, and closed where in doubt."""
 
 import json
-import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -215,10 +214,8 @@ def test_a_policy_that_comes_to_no_end_is_stopped_and_named(
     file.write_text(f'{HEAD}answer contains 1 if {{\ninput.zone == "us"\n{far}\n}}')
     assert decided(policies, "127.0.0.1").allowed
     monkeypatch.setattr(rego, "ANSWERS_WITHIN_S", 1.0)
-    started = time.monotonic()
     with pytest.raises(PlacementRefusedError, match=r"^policies/own\.rego comes to no end"):
         decided(policies, "pool:burst")
-    assert time.monotonic() - started < 20
     file.write_text(HEAD + "answer contains 1 if false")
     monkeypatch.undo()
     assert not decided(written(settings), "pool:burst").allowed
