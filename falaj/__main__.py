@@ -130,8 +130,8 @@ COMMANDS = {
     },
 }
 READS = frozenset(
-    "check,status,open,show,list,read,trace,verify,parity,counts,settings,drift,replay,decisions,costs,"
-    "audit,begin,doctor,logs,ui,manifests,completion".split(",")
+    "check,status,open,show,list,read,trace,verify,parity,counts,settings,drift,replay,decisions,"
+    "costs,whoami,audit,begin,doctor,logs,ui,manifests,completion".split(",")
 )
 """Last words of the commands that change nothing, or say in the journal themselves what they do: of
 these refusals alone are recorded."""

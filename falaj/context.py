@@ -71,6 +71,7 @@ class Context:
         """As `settings`, also while that state is being restored."""
         if self.given is not None:
             return self.given
+        from tasks.kernel.keys.encryption import ENCRYPTION
         from tasks.kernel.settings import SERVER_FILE, USE_CASE_FILE, Settings, server_environment
         from tasks.kernel.tenants import TENANT, tenant_of
         from tasks.state.encrypted_folder import open_state
@@ -86,6 +87,12 @@ class Context:
             from tasks.metadata.identity import state_identity
 
             state_identity(found)  # refuses what is another tenant's
+        if os.environ.get(ENCRYPTION):
+            from tasks.governance.handling import variables
+            from tasks.governance.policy import require_tls
+
+            require_tls(variables(os.environ), os.environ)
+            os.environ.setdefault("PGSSLMINPROTOCOLVERSION", "TLSv1.3")  # of all PostgreSQL clients
         os.environ["FALAJ_HOME"] = str(found.home)
         if (found.feature_repo / USE_CASE_FILE).is_file():
             os.environ["FALAJ_FEATURE_REPO"] = str(found.feature_repo)

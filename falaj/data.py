@@ -19,6 +19,7 @@ from falaj.context import (
     Last,
     Shown,
     Start,
+    acting,
     chosen_window,
     required_window,
     row,
@@ -345,6 +346,39 @@ def check(*, explain: bool = False, what: str = "", where: str = "", context: He
     end = NO_ADVICE if handlings else "No raw table has a home: no policy was asked."
     facts = {"allowed": allowed, "decisions": found}
     return Shown(facts, [*lines, end], 0 if allowed else EXIT_GATE)
+
+
+@policy.command
+def waive(rule: str, /, *, what: str = "", where: str = "", context: Here) -> Shown:
+    """Agree to a waiver of policy.yaml; where people sign in, it counts when two have in a day.
+
+    Args:
+        rule: As `falaj policy check` names it.
+        what: Of several waivers of the rule, the one of this.
+        where: Of several, the one with this pattern.
+
+    Raises:
+        AccessError: who is signed in may not approve.
+        ConfigurationError: there is no such waiver, or more than one.
+
+    Examples:
+        falaj policy waive pdpl-outside --what backup
+    """
+    from tasks.governance.duties import agreed_by_two
+    from tasks.governance.policy import Policies
+
+    subject, policies = acting(context.settings, "approve", None), Policies(context.settings)
+    named = [w for w in policies.file.waivers if w.rule == rule]
+    named = [w for w in named if what in ("", w.what) and where in ("", w.where)]
+    if len(named) != 1:
+        raise ConfigurationError(
+            f"policy.yaml has {len(named)} waivers of {rule} {what} {where}; expected one: write "
+            "it there first, and name --what or --where of several. Nothing was changed"
+        )
+    agreed_by_two(context.home, subject, "waiver", named[0].about)
+    fault = policies.signed(named[0]).fault(policies.today)
+    line = f"does not count yet: {fault}" if fault else f"counts until {named[0].until}"
+    return Shown({"waiver": named[0], "fault": fault}, [row("Waiver", f"{rule} {line}")])
 
 
 def _placements(settings: Settings) -> list[Placement]:

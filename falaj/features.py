@@ -180,7 +180,9 @@ def serve(
     """
     from tasks.features.access.server import Listening
 
-    require_placements(context.settings, [Placement("online features", host, "--host")])
+    require_placements(
+        context.settings, [Placement("online features", f"https://{host}", "--host")]
+    )
     with feature_server(context.settings, Listening(host, port, tls_cert, tls_key)) as process:
         sys.stdout.write(f"online    {host}:{port}\nCtrl-C ends it\n")
         sys.stdout.flush()

@@ -695,16 +695,26 @@ def disable(name: str, /, *, context: Here) -> Shown:
     Args:
         name: Of the person.
 
+    Raises:
+        ConfigurationError: nobody has this account.
+        TransientError: OpenBao does not answer. Nothing was changed.
+
     Examples:
         falaj accounts disable amal
     """
-    from infra.platform.openbao import disable_account, program
+    from infra.platform import openbao
     from tasks.governance.journal import Journal
 
-    by, bao = acting(context.settings, "administer", None).name, program(context.home, "accounts")
+    by = acting(context.settings, "administer", None).name
+    bao = openbao.program(context.home, "accounts")
+    known = [each["name"] for each in openbao.accounts(bao)]
+    if name not in known:
+        raise ConfigurationError(
+            f"{name!r} is no account; there are {', '.join(known) or 'none'}. Nothing was changed"
+        )
     with Journal(context.home / "audit").recorded("disable-account", subject={"account": name}):
+        openbao.disable_account(bao, name)
         switch(context.home, [name], by, off=True)  # its tokens are good for some minutes yet
-        disable_account(bao, name)
     return Shown({"name": name}, [f"{name} is refused from now on"])
 
 

@@ -39,6 +39,7 @@ def status(*, context: Here) -> Shown:
         falaj status --json
     """
     from infra.platform.health import read_status, table
+    from tasks.governance.duties import broken_glass
 
     files, settings = platform_files(context), context.settings
     platform = read_status(files)
@@ -50,8 +51,10 @@ def status(*, context: Here) -> Shown:
         facts, lines = {"trouble": str(exc)}, [row("Project", exc)]
         if (settings.feature_repo / USE_CASE_FILE).exists():
             code = code or EXIT_FAILED
-    shown = [*(lines or _model_lines(facts)), "", *table(platform).splitlines()]
-    return Shown({"model": facts, "platform": platform}, shown, code)
+    broken = broken_glass(context.home)
+    shown = [*(row("GLASS", each) for each in broken), *(lines or _model_lines(facts)), ""]
+    found = {"model": facts, "platform": platform, "break_glass": broken}
+    return Shown(found, [*shown, *table(platform).splitlines()], code)
 
 
 def model_status(use_case: PipelineConfig, settings: Settings) -> dict[str, Any]:

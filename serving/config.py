@@ -158,7 +158,7 @@ class ObservabilityConfig(Described):
 class ServingConfig(Described):
     """What one serving process is asked to do."""
 
-    host: Annotated[str, Address("predictions")] = Field(
+    host: Annotated[str, Address("predictions", prefix="https://")] = Field(
         default="127.0.0.1", description="Address that HTTP and gRPC listen on."
     )
     models: tuple[ServedModel, ...] = ()

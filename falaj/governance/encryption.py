@@ -10,13 +10,15 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from falaj.context import Here, Shown, acting, row
+from tasks.governance.handling import variables
 from tasks.governance.journal import Journal
+from tasks.governance.policy import require_tls
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys import envelope
 from tasks.kernel.keys.address import KEYS, keys_at
 from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.location import Location
-from tasks.kernel.settings import Settings
+from tasks.kernel.settings import SERVER_FILE, Settings, server_environment
 from tasks.kernel.tenants import tenant_of
 from tasks.state.encrypted_folder import encrypt_password_again, encrypt_state, lock_state
 from tasks.state.move import nobody_else
@@ -58,6 +60,8 @@ def enable(
     settings = Settings.from_environment()
     keys_at(keys)
     acting(settings, "administer", None)
+    server = server_environment(settings.home / SERVER_FILE, os.environ)
+    require_tls(variables(os.environ | server), {ENCRYPTION: name})
     folder, known = settings.home, settings.home.with_name(f"{settings.home.name}.encrypted")
     if folder.exists() and not folder.is_mount() and not known.exists():
         with nobody_else(folder):

@@ -75,9 +75,10 @@ def erase(
             eraser.theirs.keys.setdefault(tuple(columns), set()).update(ids)
         for place in _places(eraser, places):
             eraser.learn(place)
-        unknown = [name for name in values if name not in {*eraser.columns, "subject"}]
-        if unknown and eraser.columns:
-            near = get_close_matches(unknown[0], eraser.columns) or sorted(eraser.columns)[:5]
+        columns_there = sorted({*eraser.columns, "subject"})
+        unknown = [name for name in values if name not in columns_there]
+        if unknown and not progress.exists():  # else an erasure that was cut off goes on
+            near = get_close_matches(unknown[0], columns_there) or columns_there[:5]
             raise ConfigurationError(
                 f"no table of the state or the backups has a column {unknown[0]}; expected a key "
                 f"such as {', '.join(near)}. Nothing was changed"

@@ -27,8 +27,8 @@ from tasks.kernel.settings import USE_CASE_NAME
 from tasks.kernel.values import Contract, Described, checked
 
 HostPort = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
-Listening = Annotated[HostPort, Address("predictions")]
-Servers = Annotated[tuple[HostPort, ...], Address("requests")]
+Listening = Annotated[HostPort, Address("predictions", prefix="https://")]
+Servers = Annotated[tuple[HostPort, ...], Address("requests", prefix="https://")]
 PlatformAddress = Annotated[HostPort, Address("metadata")]
 Collector = Annotated[str | None, Address("traces")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
@@ -95,7 +95,8 @@ class ModelConfig(Contract):
 class PlatformListener(Described):
     """The address of the platform: one for all that people and their programs look at."""
 
-    listen: PlatformAddress = Field(default="127.0.0.1:8444", description="Where people come.")
+    listen: Annotated[HostPort, Address("metadata", prefix="https://")] = "127.0.0.1:8444"
+    """Where people come."""
     address: str | None = Field(default=None, pattern=r"^https://[^\s@/]+$")
     """As browsers know it, such as https://falaj.example.org; None: the first of `hosts`, with the
     port of `listen`. The issuer has to know ADDRESS/sign-in/callback as one to come back to."""

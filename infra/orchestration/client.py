@@ -21,7 +21,8 @@ something just then. What is asked may be asked twice: runs are made with idempo
 
 BASE_VARIABLES = frozenset(
     "PATH HOME USER LOGNAME LANG TZ TMPDIR LD_LIBRARY_PATH LD_PRELOAD SSL_CERT_FILE SSL_CERT_DIR "
-    "HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy".split()
+    "PGSSLMINPROTOCOLVERSION HTTP_PROXY HTTPS_PROXY NO_PROXY "
+    "http_proxy https_proxy no_proxy".split()
 )
 """What a server inherits: nothing that may hold a secret of somebody else."""
 

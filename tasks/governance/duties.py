@@ -19,7 +19,7 @@ from tasks.kernel.errors import AccessError
 
 LOGGER = logging.getLogger(__name__)
 AGREE, AGREED, BROKEN = "agree", "agreed", "break-glass"
-AGREES_FOR = timedelta(hours=24)
+AGREES_FOR, SHOWN_FOR = timedelta(hours=24), timedelta(days=30)
 LONGEST_REASON = 1000
 
 
@@ -68,6 +68,26 @@ def _unbound(home: Path, subject: Subject, action: Action, reason: str) -> Subje
     Journal(home / "audit").append(BROKEN, said=reason, acts=action, who=who(subject))
     LOGGER.warning("%s broke the glass to %s: %s", subject.name, action, reason)
     return replace(subject, is_bound=False)
+
+
+def broken_glass(home: Path, until: datetime | None = None) -> list[str]:
+    """Who broke the glass in 30 days, when and why: a sentence each, as the journal has them.
+
+    Args:
+        home: the state folder.
+        until: the end of the days; None: now.
+    """
+    until, found, journal = until or datetime.now(UTC), [], Journal(home / "audit")
+    with journal.reading():
+        for line in journal.lines():
+            said = line.content if f'"{BROKEN}"'.encode() in line.text else {}
+            if said.get("action") == BROKEN:
+                at = datetime.fromisoformat(said["time"])
+                if until - SHOWN_FOR < at <= until:
+                    name, acts = said["who"]["subject"], said["acts"]
+                    moment = f"{at:%Y-%m-%d %H:%M} UTC"
+                    found.append(f"{name} broke the glass to {acts}, {moment}: {said['said']}")
+    return found
 
 
 def who(subject: Subject) -> dict[str, object]:
@@ -121,3 +141,13 @@ def agreed_by_two(
         return True
     journal.append(AGREE, subject=exactly, who=who(subject))
     return False
+
+
+def who_agreed(home: Path, kind: Literal["waiver"], about: Mapping[str, str]) -> tuple[str, ...]:
+    """The two people who last agreed to exactly this act, as the journal has it; or nobody."""
+    people: tuple[str, ...] = ()
+    for line in Journal(home / "audit").lines():
+        said = line.content
+        if said.get("action") == AGREED and said.get("subject") == {"kind": kind, **about}:
+            people = (said["first"], said["who"]["subject"])
+    return people

@@ -83,7 +83,8 @@ class Address:
 
     Attributes:
         what: goes there.
-        prefix: put before the value, for names that are no network address, such as `pool:`.
+        prefix: put before the value, for names that are no network address, such as `pool:`, and
+            `https://` where whatever is behind the address has TLS, or is on loopback.
         variable: the value is the name of an environment variable that holds the address.
         path: a value without a scheme is a path, relative to the project.
     """

@@ -15,18 +15,22 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 from unicodedata import category, normalize
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from tasks.governance.duties import who_agreed
 from tasks.governance.handling import Declared, Handling, Placement, Zone, variables
+from tasks.governance.identity import read_sign_in
 from tasks.governance.journal import Journal
-from tasks.governance.zones import End, ends_of, fits, zone_of
+from tasks.governance.rego import Rego
+from tasks.governance.zones import End, clear_end, ends_of, fits, zone_of
 from tasks.kernel.errors import ConfigurationError, PlacementRefusedError
 from tasks.kernel.files import read_yaml
+from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.settings import USE_CASE_FILE, VALUE, Settings
 from tasks.kernel.values import Contract, Frozen, checked
 
@@ -56,14 +60,22 @@ class Waiver(Contract):
     where: str = Field(min_length=1, description="Pattern of the address, as in `zones`.")
     reason: str = Field(min_length=1)
     until: date = Field(description="Last day on which it holds.")
-    approved_by: tuple[str, ...]
+    approved_by: tuple[str, ...] = Field(default=(), description="Where nobody signs in.")
 
     def fault(self, today: date) -> str | None:
         """Why it does not count; None where it does."""
         people = {_person(name) for name in self.approved_by} - {""}
         if self.until < today:
             return f"it ended on {self.until}"
-        return None if len(people) > 1 else "it needs two different people in approved_by"
+        both = (
+            "it needs two different people: in approved_by, or where people sign in, who both give"
+        )
+        return None if len(people) > 1 else f"{both} `falaj policy waive {self.rule}`"
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What people agree to."""
+        return self.model_dump(mode="json", exclude={"approved_by"})
 
 
 def _person(name: str) -> str:
@@ -136,38 +148,44 @@ class Engine:
         adequacy: what they read as `data.adequacy`, as JSON.
     """
 
-    def __init__(self, files: Iterable[tuple[str, str, str]], adequacy: str) -> None:
+    def __init__(self, files: Sequence[tuple[str, str, str]], adequacy: str) -> None:
         self._lines: dict[str, str] = {}
+        self._packages: dict[str, str] = {}
         self.ask = lru_cache(maxsize=1000)(self._ask)
-        packages = []
+        for _, place, text in files:
+            found = re.findall(r"^package falaj\.(\w+)$", text, re.MULTILINE) or [""]
+            self._packages |= dict.fromkeys(found, place)
+            for number, line in enumerate(text.splitlines(), start=1):
+                for rule in re.findall(r'"rule": "([^"]+)"', line):
+                    self._lines.setdefault(rule, f"{place}:{number}")
+        modules = [(name, text) for name, _, text in files]
+        self._asked_of = partial(Rego, modules, data=f'{{"adequacy": {adequacy}}}')
         try:
-            from regopy import Interpreter
-
-            self._rego = Interpreter()
-            self._rego.strict_built_in_errors = True
-            self._rego.add_data_json(f'{{"adequacy": {adequacy}}}')
-            for name, place, text in files:
-                self._rego.add_module(name, text)
-                packages += re.findall(r"^package falaj\.(\w+)$", text, re.MULTILINE) or [""]
-                for number, line in enumerate(text.splitlines(), start=1):
-                    for rule in re.findall(r'"rule": "([^"]+)"', line):
-                        self._lines.setdefault(rule, f"{place}:{number}")
-            wanted = ", ".join(f"data.falaj.{package}.answer" for package in packages)
-            self._bundle = self._rego.build(f"found = [{wanted}]")
-        except Exception as exc:  # the library is away, or raises any of a dozen kinds
+            self._rego = self._asked_of([*self._packages])
+        except (OSError, ValueError) as exc:
             raise _closed("the policies cannot be loaded", exc) from exc
 
     def _ask(self, question: str) -> tuple[Reason, ...]:
         """What all rules say about one placement, as JSON."""
         try:
-            self._rego.set_input(json.loads(question))
-            answer = json.loads(str(self._rego.query_bundle(self._bundle)))
-            found = [each for package in answer["bindings"]["found"] for each in package]
+            found = [each for answer in self._rego.ask(json.loads(question)) for each in answer]
             reasons = TypeAdapter(list[Reason]).validate_python(found)
-        except Exception as exc:  # as above
+        except TimeoutError as exc:
+            _engine.cache_clear()
+            raise _closed(f"{self._slow(json.loads(question))} comes to no end", exc) from exc
+        except (OSError, TypeError, ValueError) as exc:
             raise _closed("the policies gave no answer", exc) from exc
         lines = self._lines
         return tuple(r.model_copy(update={"at": lines.get(r.rule, "?")}) for r in reasons)
+
+    def _slow(self, question: object) -> str:
+        """The first policy that by itself gives no answer either."""
+        for package, place in self._packages.items():
+            try:
+                self._asked_of([package]).ask(question)
+            except (OSError, ValueError):
+                return place
+        return "all policies together"
 
 
 def _closed(what: str, exc: Exception) -> PlacementRefusedError:
@@ -248,10 +266,20 @@ class Policies:
         data = {**handling.model_dump(mode="json"), "class": handling.data_class}
         return json.dumps({**data, "what": what, "zone": zone, "bases": valid})
 
+    def signed(self, waiver: Waiver) -> Waiver:
+        """A waiver with those who signed in to agree to it, where two have to; else as written."""
+        home = self.inside[0]
+        config = read_sign_in(home)
+        if config is None or "waiver" not in config.two_approvers:
+            return waiver
+        people = who_agreed(home, "waiver", waiver.about)
+        return waiver.model_copy(update={"approved_by": people})
+
     def _waived(self, rule: str, what: str, end: End, notes: list[str]) -> bool:
         counts = False
         for waiver in self.file.waivers:
             if (waiver.rule, waiver.what) == (rule, what) and fits(waiver.where, end):
+                waiver = self.signed(waiver)
                 fault, people = waiver.fault(self.today), " and ".join(waiver.approved_by)
                 good = f"is waived until {waiver.until} by {people}: {waiver.reason}"
                 notes.append(f"{rule} " + (f"stays, a waiver is void: {fault}" if fault else good))
@@ -327,7 +355,7 @@ def require_placements(
 ) -> None:
     """See that data may be where it is about to go; what the environment names is always asked.
 
-    Refusals, and what only a waiver allows, are recorded in the journal.
+    Refusals, and what only a waiver allows, are recorded in the journal. See `require_tls` too.
 
     Args:
         settings: of the installation.
@@ -337,10 +365,12 @@ def require_placements(
 
     Raises:
         PlacementRefusedError: a law or the owner's rules refuse a placement, or nothing can answer.
-        ConfigurationError: `policy.yaml` or the declaration is wrong.
+        ConfigurationError: `policy.yaml` or the declaration is wrong, or an address lacks TLS.
     """
+    placed = [*placements, *variables(environment)]
+    require_tls(placed, environment)
     known = known_handlings(settings) if handlings is None else handlings
-    found = decisions(settings, [*placements, *variables(environment)], known)
+    found = decisions(settings, placed, known)
     notable = [each for each in found if each.notes or not each.allowed]
     refused = [each for each in notable if not each.allowed]
     # Where the state may not be, nothing is written, and the journal is a part of the state.
@@ -358,3 +388,18 @@ def require_placements(
             "\n".join(map(str, refused)) + f". {NOTHING}; place it elsewhere, name the zone or the "
             f"basis in policies/{POLICY_FILE}, or have two people sign a waiver there"
         )
+
+
+def require_tls(placements: Iterable[Placement], environment: Mapping[str, str]) -> None:
+    """Where encryption is on, see that what goes to other machines goes by TLS.
+
+    Raises:
+        ConfigurationError: by an address it would go in clear text, or to whoever answers.
+    """
+    for each in placements if environment.get(ENCRYPTION) else ():
+        if end := clear_end(each.where):
+            raise ConfigurationError(
+                f"{each.setting or each.what} names {end} without TLS that is verified, and "
+                f"{ENCRYPTION} is set; expected https, rediss or ssl=true, mailtos, or sslmode="
+                f"verify-full: loopback alone may go without. {NOTHING}"
+            )

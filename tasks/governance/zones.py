@@ -1,4 +1,4 @@
-"""In which zone an address is, by patterns that the owner of the installation wrote."""
+"""In which zone an address is, by patterns that its owner wrote; and whether TLS leads there."""
 
 import re
 from collections.abc import Mapping
@@ -15,6 +15,10 @@ NAMED = ("pool", "hosts")
 """Beginnings of what is named and has no network address: a work pool, hosts that are found."""
 _HERE = ("package", "tenant")
 _LOCAL = ("", "file", "sqlite", "delta+file", "iceberg+file")
+_OVER_TLS = ("https", "mailtos", "rediss", "s3", "delta+s3", "iceberg+s3")
+"""Of S3 the endpoint decides, which is an address of its own."""
+VERIFIED = ("verify-ca", "verify-full")
+"""Modes in which a client of PostgreSQL looks whose certificate it is shown."""
 
 
 class End(NamedTuple):
@@ -63,6 +67,26 @@ def ends_of(address: str) -> list[End]:
         mails = [mail for text in given for mail in re.split("[,;]", text) if mail]
         hosts += [mail.rpartition("@")[2] for mail in mails]
     return [End(found.scheme, _host(host), normpath(path) if path else "") for host in hosts]
+
+
+def clear_end(address: str) -> End | None:
+    """The first other machine that an address talks to without TLS, or without a look at who it is.
+
+    Of PostgreSQL `sslmode` decides, and of Redis the scheme or `ssl`; an unknown scheme has no TLS.
+    """
+    text = address.partition("?")[2] if "://" in address else address.replace(",", "&")
+    options = dict(parse_qsl(text))
+    for end in ends_of(address):
+        if end.scheme in (*NAMED, "package") or is_loopback(end.host):
+            continue
+        if end.scheme.startswith("postgres"):
+            has_tls = options.get("sslmode") in VERIFIED
+        else:
+            has_tls = end.scheme in (_OVER_TLS if end.host else _LOCAL)
+            has_tls = has_tls or (not end.scheme and options.get("ssl") == "true")
+        if not has_tls or options.get("ssl_cert_reqs", "required") != "required":
+            return end
+    return None
 
 
 def _host(text: str) -> str:

@@ -25,6 +25,7 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.evaluation import RegressionMetrics
 from tasks.contracts.release import CompressionResult
 from tasks.contracts.run import RunRecord
+from tasks.governance.duties import broken_glass
 from tasks.kernel import errors
 from tasks.kernel.files import scratch_folder, write_atomically
 from tasks.kernel.settings import (
@@ -52,7 +53,11 @@ _UNBROKEN = re.compile(
 
 
 def render_page(
-    record: RunRecord, stored: Sequence[StoredArtifact], docs: str, pictures: Pictures
+    record: RunRecord,
+    stored: Sequence[StoredArtifact],
+    docs: str,
+    pictures: Pictures,
+    broken_glass: Sequence[str] = (),
 ) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load.
 
@@ -61,6 +66,7 @@ def render_page(
         stored: every artifact that the record names, and whether it is whole.
         docs: where the data docs lie, from the page's folder.
         pictures: of the run.
+        broken_glass: who did what the duties forbid, before it.
     """
     template = page_environment().get_template("report.html.j2")
     return template.render(
@@ -70,6 +76,7 @@ def render_page(
         stored=stored,
         docs=docs,
         checks=checks(record, stored),
+        broken_glass=broken_glass,
         default_use_case=DEFAULT_FEATURE_REPO.name,
     )
 
@@ -233,7 +240,8 @@ def write_report(record: RunRecord, store: ArtifactStore, folder: Path) -> Repor
     target = folder / record.run_id
     write_atomically(target / FACTS, facts_as_json(record, stored))
     docs = os.path.relpath(store.root.parent / DATA_DOCS, target)
-    page = render_page(record, stored, docs, pictures_of(record, store))
+    broken = broken_glass(store.root.parent, record.started)
+    page = render_page(record, stored, docs, pictures_of(record, store), broken)
     write_atomically(target / PAGE, page)
     send(target)
     _lead_to(target, folder / LATEST, record.started)

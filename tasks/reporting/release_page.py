@@ -7,6 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from tasks.contracts.rollout import Entry, Evidence, Finding, MetricName, ReleaseSummary, Tally
+from tasks.governance.duties import broken_glass
 from tasks.kernel.files import write_atomically
 from tasks.reporting.drawing import BASELINE, LINES, SOFT, STONE, WASH, WATER, canvas
 from tasks.reporting.gallery import as_data_url
@@ -31,14 +32,16 @@ def write_page(release: ReleaseSummary, entries: Sequence[Entry], home: Path) ->
         StorageError: the disk refused.
     """
     folder = home / "release"
-    text = render_page(release, entries)
+    text = render_page(release, entries, broken_glass(home))
     page = folder / f"{release.release_id}.html"
     write_atomically(page, text)
     write_atomically(folder / f"{release.model}.html", text)
     return page
 
 
-def render_page(release: ReleaseSummary, entries: Sequence[Entry]) -> str:
+def render_page(
+    release: ReleaseSummary, entries: Sequence[Entry], broken_glass: Sequence[str] = ()
+) -> str:
     """The whole page, self-contained: no script and no address that a browser would load."""
     evidence = newest_evidence(entries)
     return (
@@ -48,6 +51,7 @@ def render_page(release: ReleaseSummary, entries: Sequence[Entry]) -> str:
             release=release,
             entries=entries,
             evidence=evidence,
+            broken_glass=broken_glass,
             names=NAMES,
             answered=_answered(evidence),
             strip=steps_strip(release, entries),

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import wraps
 from inspect import Parameter, isclass, signature
 from pathlib import Path
+from ssl import TLSVersion
 from typing import Annotated, Any, Literal, Self, get_type_hints
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,6 +26,7 @@ from tasks.governance.handling import Placement
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
+from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.settings import DEFAULT_PROFILE, Settings, state_of
 from tasks.kernel.values import is_loopback
 
@@ -188,6 +190,8 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
             Placement("features", each) for each in (online, filled["registry"]["path"]) if each
         ]
         require_placements(Settings(home, repo), asked)
+    if os.environ.get(ENCRYPTION) and "ssl=true" in str(online).split(","):
+        filled["online_store"]["connection_string"] += f",ssl_min_version={TLSVersion.TLSv1_3:d}"
     journal = state_of(home) / "audit"
     if Path(filled["audit"]["path"]) not in (home / "audit", journal):
         seen = f"{file.name}: audit.path is {filled['audit']['path']}, expected"

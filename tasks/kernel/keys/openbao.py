@@ -6,6 +6,7 @@ for the token of this needs no more than `POLICIES` of `infra.platform.openbao` 
 
 import base64
 import hashlib
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -91,7 +92,9 @@ class OpenBao:
         import hvac
         import requests
 
-        session = requests.Session()
+        session, adapter = requests.Session(), requests.adapters.HTTPAdapter()
+        adapter.init_poolmanager(4, 4, ssl_minimum_version=ssl.TLSVersion.TLSv1_3)
+        session.mount("https://", adapter)
         session.trust_env = False  # no proxy and no other authority
         session.verify = str(self.ca) if self.ca else True
         client = hvac.Client(self.url, "", timeout=self.timeout_s, session=session)

@@ -1,5 +1,6 @@
 """A real OpenBao: its set-up, what its tokens may, people, certificates, and when it is away."""
 
+import shutil
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 
+from falaj.__main__ import main
 from infra.bench.processes import running
 from infra.orchestration.embedded import free_port
 from infra.platform import openbao as platform
@@ -150,6 +152,28 @@ def test_who_signs_in_is_told_with_roles_and_tenant_and_is_refused_at_once(
         openbao.add("Amal", "admin")
     with pytest.raises(RefusedError):
         platform.disable_account(openbao.program("accounts"), "nobody")
+
+
+def test_who_has_no_account_is_not_switched_off_and_without_openbao_nobody_is(
+    openbao: RunningOpenBao, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    openbao.add("hind", "viewer")
+    denied = Path("access") / "denied.json"
+
+    def disable(home: Path, name: str) -> int:
+        return main(["--home", str(home), "accounts", "disable", name])
+
+    for nobody in ("hnd", "accounts", "../../group/name/viewer", ""):
+        assert disable(openbao.home, nobody) == 2
+    assert "hind" in capsys.readouterr().err
+    assert not (openbao.home / denied).exists()
+    shutil.copytree(openbao.home / "openbao", tmp_path / "openbao")
+    client = tmp_path / "openbao" / "client.json"
+    client.write_text(client.read_text().replace(openbao.url, "https://127.0.0.1:9"))
+    assert disable(tmp_path, "hind") == 1
+    assert not (tmp_path / denied).exists()
+    assert disable(openbao.home, "hind") == 0
+    assert "hind" in (openbao.home / denied).read_text()
 
 
 def test_certificates_are_of_its_authority_and_short(

@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -219,6 +220,9 @@ def test_what_cannot_be_undone_is_asked_about(
     assert "add --yes" in capsys.readouterr().err
     assert not home.exists()
     assert main(["erase", "--entity", "subject=ana", "--yes"]) == 0
+    assert main(["erase", "--entity", "nothing=1", "--yes"]) == 2  # no table has it: no certificate
+    assert "such as subject" in capsys.readouterr().err
+    assert len([*(home / "erasures").glob("2*.json")]) == 1
     terminal = io.StringIO("no\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin", terminal)
@@ -313,3 +317,22 @@ def test_details_are_logged_and_an_error_has_its_origin_where_that_is_asked_for(
 def test_the_commands_of_every_day_come_first() -> None:
     assert next(iter(COMMANDS)) == "Every day"
     assert Context(Settings(Path("home"), FLIGHTS)).home == Path("home")
+
+
+def test_an_encrypted_state_opens_no_address_without_tls(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGSSLMINPROTOCOLVERSION", "")  # taken out again
+    monkeypatch.delenv("PGSSLMINPROTOCOLVERSION")
+    monkeypatch.setenv("FALAJ_DATABASE_URL", "postgresql://db.example.org/d")
+    keys = home.parent / "keys"
+    assert main(["encryption", "enable", "--keys", keys.as_uri()]) == 2
+    assert "FALAJ_DATABASE_URL" in capsys.readouterr().err
+    assert not keys.exists()
+    monkeypatch.setenv("FALAJ_ENCRYPTION", "state")
+    monkeypatch.setenv("FALAJ_HOME", "/proc")  # a mount, into which nothing can be written
+    with pytest.raises(ConfigurationError, match="FALAJ_DATABASE_URL"):
+        _ = Context().target
+    monkeypatch.setenv("FALAJ_DATABASE_URL", "postgresql://db.example.org/d?sslmode=verify-full")
+    assert Context().target.home == Path("/proc")
+    assert os.environ["PGSSLMINPROTOCOLVERSION"] == "TLSv1.3"

@@ -34,7 +34,8 @@ def test_a_command_that_changes_something_is_there_with_its_subject_and_no_secre
 
 
 def test_refusals_are_there_and_what_only_reads_or_would_do_is_not(journal: Journal) -> None:
-    assert main(["keys", "list"]) == main(["audit", "verify"]) == main(["audit", "show"]) == 0
+    for line in ("keys list", "audit verify", "audit show", "whoami"):
+        assert main(line.split()) == 0
     assert said(journal) == []
     assert main(["keys", "revoke", "nobody", "--dry-run"]) == 2
     assert main(["keys", "revoke", "nobody"]) == 2

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,8 +14,11 @@ from infra.platform.config import PlatformConfig
 from serving.config import ServingConfig
 from serving.security.config import SecurityConfig
 from tasks.contracts.hardware import HardwareClass
-from tasks.governance.handling import VARIABLES, Address, addresses, variables
-from tasks.kernel.settings import PROJECT_ROOT, SERVER_NAMES
+from tasks.governance.handling import VARIABLES, Address, Placement, addresses, variables
+from tasks.governance.policy import require_placements, require_tls
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.keys.encryption import ENCRYPTION
+from tasks.kernel.settings import PROJECT_ROOT, SERVER_NAMES, Settings
 
 ROOTS = (PipelineConfig, ImportConfig, ServingConfig, SecurityConfig)
 ROOTS += (GatewayConfig, PlatformConfig, HardwareClass)
@@ -115,4 +119,47 @@ def test_addresses_are_found_at_any_depth() -> None:
     url = "https://x.example.org/v1/traces"
     config = ServingConfig.model_validate({"observability": {"traces": {"endpoint": url}}})
     found = {each.setting: each.where for each in addresses(config, {}, "s")}
-    assert found == {"s.host": "127.0.0.1", "s.observability.traces.endpoint": url}
+    assert found == {"s.host": "https://127.0.0.1", "s.observability.traces.endpoint": url}
+
+
+@pytest.mark.parametrize(
+    ("address", "passes"),
+    [
+        ("https://x.example.org", True),
+        ("http://x.example.org", False),
+        ("http://127.0.0.1:4200/api", True),
+        ("postgresql+psycopg://u:p@x.example.org/d?sslmode=verify-full", True),
+        ("postgresql://u:p@x.example.org/d?sslmode=require", False),
+        ("postgresql://u:p@127.0.0.1,x.example.org/d", False),
+        ("postgresql://u:p@127.0.0.1/d?host=x.example.org", False),
+        ("rediss://x.example.org:6379/0", True),
+        ("rediss://x.example.org:6379/0?ssl_cert_reqs=none", False),
+        ("x.example.org:6379,ssl=true,password=p", True),
+        ("10.0.0.1:4200", False),
+        ("mailto://u:p@x.example.org?to=a@example.org", False),
+        ("s3://bucket/prefix", True),  # asked of AWS_ENDPOINT_URL
+        ("file:data/rows.csv", True),
+        ("pool:burst", True),
+    ],
+)
+def test_an_encrypted_state_sends_nothing_in_clear_text(address: str, passes: bool) -> None:
+    placed = [Placement("anything", address, "a setting")]
+    require_tls(placed, {})
+    if passes:
+        require_tls(placed, {ENCRYPTION: "state"})
+        return
+    with pytest.raises(ConfigurationError, match=r"a setting names .*example\.org|10\.") as caught:
+        require_tls(placed, {ENCRYPTION: "state"})
+    assert "u:p" not in str(caught.value)
+
+
+def test_no_field_and_no_variable_escapes_the_rule_of_tls(tmp_path: Path) -> None:
+    settings = Settings(tmp_path, tmp_path)
+    for name in [*(n for n, what in VARIABLES.items() if what), "FALAJ_ORDERS_URL"]:
+        with pytest.raises(ConfigurationError, match=name):
+            require_placements(settings, [], [], {name: "x.example.org:1", ENCRYPTION: "state"})
+    marks = {m.prefix for _, f in fields() for m in f.metadata if isinstance(m, Address)}
+    assert marks == {"", "https://", "hosts:"}
+    platform = PlatformConfig(host="10.0.0.1")
+    with pytest.raises(ConfigurationError, match=r"host names 10\.0\.0\.1"):
+        require_placements(settings, addresses(platform, {}), [], {ENCRYPTION: "state"})

@@ -1,17 +1,22 @@
 """Who acts in a command, and what two people must do; tokens of a real issuer over HTTP."""
 
 import io
+import re
 import stat
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 
 from falaj.__main__ import main
 from tasks.governance import identity
-from tasks.governance.duties import acting, agreed_by_two, check_approver
+from tasks.governance.duties import acting, agreed_by_two, broken_glass, check_approver
+from tasks.governance.policy import Policies
 from tasks.kernel.errors import AccessError, TransientError
+from tasks.kernel.settings import Settings
 from tests.support.services.sign_in import Provider, provider, write_sign_in
 from tests.support.services.signing import forged_tokens
 from tests.support.state import acts
@@ -120,10 +125,50 @@ def test_a_release_needs_two_people_once_each_for_the_same_act(home: Path) -> No
     assert (line["first"], line["who"]["subject"]) == ("noor", "ali")
 
 
+def test_where_people_sign_in_a_waiver_counts_when_two_of_them_agreed_to_it_as_it_is(
+    home: Path,
+    issuer: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waiver = {"rule": "r", "what": "model", "where": "pool:b", "reason": "x", "until": "2999-01-01"}
+    file = home / "policies" / "policy.yaml"
+    file.parent.mkdir()
+    monkeypatch.setenv("FALAJ_HOME", str(home))
+    monkeypatch.setenv("FALAJ_FEATURE_REPO", str(home))
+
+    def fault(**change: object) -> str | None:
+        written = {**waiver, "approved_by": ["Ana", "Badr"], **change}
+        file.write_text(yaml.safe_dump({"waivers": [written]}))
+        policies = Policies(Settings(home, home))
+        return policies.signed(policies.file.waivers[0]).fault(policies.today)
+
+    def waive(name: str, *words: str, role: str = "approver") -> int:
+        sign_in(home, issuer.token(role, sub=name))
+        return main(["policy", "waive", "r", *words])
+
+    assert "two different people" in str(fault())
+    assert waive("noor", role="viewer") == waive("noor", "--what", "backup") == 2
+    assert waive("noor") == waive("noor") == 0
+    assert "does not count" in capsys.readouterr().out
+    assert fault()
+    assert waive("ali") == 0
+    assert "counts until 2999-01-01" in capsys.readouterr().out
+    assert fault() is None
+    assert fault(where="pool:*")
+    write_sign_in(home, issuer.issuer, two_approvers=[])
+    assert fault(where="pool:*") is None
+
+
 def test_an_admin_breaks_the_glass_loudly(
-    home: Path, issuer: Provider, caplog: pytest.LogCaptureFixture
+    home: Path,
+    issuer: Provider,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     sign_in(home, issuer.token("admin", sub="omar"))
+    assert broken_glass(home) == []
     with pytest.raises(AccessError):
         acting(home, "approve", None)
     with pytest.raises(AccessError, match="reason"):
@@ -134,6 +179,13 @@ def test_an_admin_breaks_the_glass_loudly(
     (line,) = acts(home, "break-glass")
     assert (line["said"], line["who"]["subject"]) == ("the site is down", "omar")
     assert "omar broke the glass to approve: the site is down" in caplog.text
+    monkeypatch.setenv("FALAJ_HOME", str(home))
+    main(["status"])
+    (shown,) = broken_glass(home)
+    assert f"GLASS     {shown}" in capsys.readouterr().out
+    assert re.fullmatch(r"omar broke .* approve, \d{4}-.* UTC: the site is down", shown)
+    for days in (-1, 31):
+        assert broken_glass(home, datetime.now(UTC) + timedelta(days=days)) == []
 
 
 def test_a_token_is_kept_for_its_owner_alone(

@@ -1,7 +1,6 @@
 """What may be placed where: by laws, by declared zones, by waivers, and closed where in doubt."""
 
 import json
-import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from flows.config import read_pipeline_config
 from flows.stages import check_places
 from tasks.contracts.hardware import CLASS_VARIABLE
 from tasks.features.tables.raw_files import RawTable
-from tasks.governance import policy
+from tasks.governance import policy, rego
 from tasks.governance.handling import Declared, Handling, Placement
 from tasks.governance.journal import Journal
 from tasks.governance.policy import Decision, Policies, known_handlings, require_placements
@@ -168,6 +167,11 @@ def test_a_waiver_needs_an_end_two_people_and_the_very_rule(
     assert not decided(both, "pool:burst", away).allowed
 
 
+def engine_away(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    (settings.home / "regopy.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(settings.home))
+
+
 HEAD = "package falaj.own\nimport rego.v1\n"
 
 
@@ -188,7 +192,7 @@ def test_without_an_answer_data_with_a_home_goes_nowhere(
 ) -> None:
     policies = written(settings)
     if text is None:
-        monkeypatch.setitem(sys.modules, "regopy", None)
+        engine_away(settings, monkeypatch)
     else:
         (settings.feature_repo / "policies" / "own.rego").write_text(text)
     policy._engine.cache_clear()
@@ -197,10 +201,26 @@ def test_without_an_answer_data_with_a_home_goes_nowhere(
     assert decided(policies, "https://evil.com", Handling()).allowed
 
 
+def test_a_policy_that_comes_to_no_end_is_stopped_and_named(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = "some a in numbers.range(1, 9000)\nsome b in numbers.range(1, 9000)\na * b < 0"
+    policies = written(settings)
+    file = settings.feature_repo / "policies" / "own.rego"
+    file.write_text(f'{HEAD}answer contains 1 if {{\ninput.zone == "us"\n{far}\n}}')
+    assert decided(policies, "127.0.0.1").allowed
+    monkeypatch.setattr(rego, "ANSWERS_WITHIN_S", 1.0)
+    with pytest.raises(PlacementRefusedError, match=r"^policies/own\.rego comes to no end"):
+        decided(policies, "pool:burst")
+    file.write_text(HEAD + "answer contains 1 if false")
+    monkeypatch.undo()
+    assert not decided(written(settings), "pool:burst").allowed
+
+
 def test_of_data_without_a_home_nobody_is_asked(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "regopy", None)
+    engine_away(settings, monkeypatch)
     policy._engine.cache_clear()
     elsewhere = {"FALAJ_STATE": "s3://anywhere", "OPENLINEAGE_URL": "https://anywhere"}
     require_placements(settings, [Placement("model", "https://evil.com")], [Handling()], elsewhere)

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tasks.contracts.run import RunRecord
+from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, named_artifacts
@@ -107,6 +109,18 @@ def test_a_run_that_shows_the_same_finds_its_pictures(store: ArtifactStore, repo
     other = record.model_copy(update={"variants": record.variants[:1]})
     write_report(later(other, 2, "other"), store, reports)
     assert store.num_builds == builds + 1
+
+
+def test_the_head_says_who_broke_the_glass_before_the_run(
+    store: ArtifactStore, reports: Path
+) -> None:
+    broken = {"said": "the site is down", "acts": "approve", "who": {"subject": "omar"}}
+    Journal(store.root.parent / "audit").append("break-glass", **broken)
+    for days, is_shown in ((0, True), (-1, False), (31, False)):
+        started = datetime.now(UTC) + timedelta(days=days)
+        record = run_record(store).model_copy(update={"started": started})
+        page = write_report(record, store, reports).page_path.read_text()
+        assert ("omar broke the glass to approve" in page) is is_shown
 
 
 def test_writing_twice_changes_nothing(store: ArtifactStore, reports: Path) -> None:

@@ -2,6 +2,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from tasks.contracts.rollout import Action, Entry, Period, Shares, Tally
+from tasks.governance.journal import Journal
 from tasks.reporting.release_page import charts, render_page, write_page
 from tests.support.release.builders import MODEL, START, evidence, finding, release
 
@@ -31,6 +32,14 @@ def test_a_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
     assert "<script" not in text
     assert "Is version 2 as good as version 1?" in text
+
+
+def test_the_head_says_who_broke_the_glass(tmp_path: Path) -> None:
+    broken = {"said": "<b>down", "acts": "approve", "who": {"subject": "omar"}}
+    Journal(tmp_path / "audit").append("break-glass", **broken)
+    text = write_page(release().summary, [entry(0)], tmp_path).read_text()
+    assert "omar broke the glass to approve" in text
+    assert "&lt;b&gt;down" in text
 
 
 def test_what_people_wrote_is_text_and_no_markup() -> None:

@@ -2,11 +2,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from ssl import TLSVersion
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import redis
 import yaml
+from feast.infra.online_stores.redis import RedisOnlineStore
 
 from tasks.features.access.profile import profile_file, read_profile
 from tasks.features.access.store import open_store
@@ -177,6 +180,15 @@ def test_servers_must_be_encrypted_and_closed_unless_they_are_on_this_machine(
     with pytest.raises(ConfigurationError, match=said) as raised:
         read(server, {**ENVIRONMENT, variable: value})
     assert "secret" not in str(raised.value)
+
+
+def test_an_encrypted_state_asks_redis_by_tls_1_3_alone(server: Path) -> None:
+    url = "redis.example:6379,ssl=true,password=secret"
+    found = read(server, {**ENVIRONMENT, "FALAJ_REDIS": url, "FALAJ_ENCRYPTION": "state"})
+    asked = found["online_store"]["connection_string"]
+    (_, options) = RedisOnlineStore._parse_connection_string(asked)
+    connection = redis.Redis(**options).connection_pool.make_connection()
+    assert connection.ssl_min_version == TLSVersion.TLSv1_3
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "- 1", "\x00"])
