@@ -108,9 +108,8 @@ def disk_forecast(settings: Settings, now: datetime) -> dict[str, Any]:
         text += f" in {settings.location.url}, which has no end of its own"
     text += f"; {free / GIB:.1f} GiB are free in {settings.home}"
     if full is not None:
-        text += (
-            f"; full in {_days(full.value)} days (95 %: {_days(full.low)} to {_days(full.high)})"
-        )
+        between = f"{_days(full.low)} to {_days(full.high)}"
+        text += f"; full in {_days(full.value)} days (95 %: {between})"
     elif settings.location is None:
         text += f"; {len(growth)} complete days of builds are too few to forecast ({MIN_DAYS})"
     days = full and full._asdict()

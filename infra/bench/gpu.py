@@ -112,14 +112,12 @@ def training(bench: Bench) -> Measured:
     snapshot = bench.folder / "data.parquet"
     write_rows(snapshot, bench.size(TRAINED_ROWS, 20_000))
     for rows in ROWS:
-        on_device, on_cpu = (
-            trained(bench.folder, snapshot, each, rows) for each in ("cuda", "cpu")
-        )
-        speeds = [each.ranks[0].rows_per_s or 0.0 for each in (on_device, on_cpu)]
+        runs = [trained(bench.folder, snapshot, kind, rows) for kind in ("cuda", "cpu")]
+        speeds = [each.ranks[0].rows_per_s or 0.0 for each in runs]
         told = "rows/s: device {:,.0f}, processor {:,.0f}".format(*speeds)
         title = f"batches of {rows:,}"
         found.append(reported(f"{title}: device to processor", speeds[0] / speeds[1], told))
-        phases, used = on_device.ranks[0].phases, on_device.devices[0]
+        phases, used = runs[0].ranks[0].phases, runs[0].devices[0]
         steps = {name: phases[name].steady_s for name in ("data", "compute", "exchange")}
         told = ", ".join(f"{name} {each:.2f} s" for name, each in steps.items())
         told += f"; device busy {used.utilisation_mean or 0:.2f}, {used.energy_j or 0:,.0f} J"

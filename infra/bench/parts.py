@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import TypeAdapter
 
@@ -31,6 +31,8 @@ from tasks.kernel.process import attempts
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
+    from feast import FeatureStore
+
     from flows.config import PipelineConfig
 
 
@@ -184,6 +186,14 @@ def newest_record(settings: Settings) -> RunRecord:
         raise RuntimeError(
             f"{report} is damaged or was written by another version ({exc}); run `make run` again"
         ) from exc
+
+
+def feast_store(registry: Path, **stores: Any) -> FeatureStore:
+    """A Feast store that only a measurement uses."""
+    from feast import FeatureStore, RepoConfig  # seconds, which few of them need
+
+    stores |= {"project": "bench", "provider": "local", "entity_key_serialization_version": 3}
+    return FeatureStore(config=RepoConfig(registry=str(registry), **stores))
 
 
 def plain_schema(categories: int, numbers: int) -> DatasetSchema:

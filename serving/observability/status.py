@@ -124,26 +124,19 @@ class Observability:
         names = {key[0] for key in self.counting.series} | {state.name for state in states}
         models = [_model(n, [s for s in states if s.name == n], window) for n in sorted(names)]
         refusals, freshness = window.refusals(), window.freshness()
-        started_at = self.counting.started_at
+        now, began = datetime.now(UTC), datetime.fromtimestamp(self.counting.started_at, UTC)
+        process = {"pid": os.getpid(), "started_at": began.isoformat(timespec="seconds")}
+        notices = [*_of_models(models), *_of_refusals(refusals), *window.losses()]
         return {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "at": now.isoformat(timespec="seconds"),
             "refresh_s": REFRESH_S,
             "recent_s": round(window.length_s),
-            "process": {
-                "pid": os.getpid(),
-                "started_at": datetime.fromtimestamp(started_at, UTC).isoformat(timespec="seconds"),
-                "up_s": round(time.time() - started_at),
-            },
+            "process": {**process, "up_s": round((now - began).total_seconds())},
             "queued_requests": _total(window.now.sources.get("engine", {}).get("queued_requests")),
             "models": models,
             "refusals": refusals,
             "freshness": [{"view": view, "rows": rows} for view, rows in freshness.items()],
-            "notices": [
-                *_of_models(models),
-                *_of_refusals(refusals),
-                *window.losses(),
-                *_of_freshness(freshness),
-            ],
+            "notices": [*notices, *_of_freshness(freshness)],
         }
 
     def _now(self) -> Point:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from feast import Entity, FeatureStore, FeatureView, Field, FileSource, RepoConfig, ValueType
+from feast import Entity, FeatureView, Field, FileSource, ValueType
 from feast.types import Float32
 from google.protobuf.timestamp_pb2 import Timestamp
 from redis import Redis
 
 from infra.bench.figures import Measured, at_least, at_most, seconds
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, feast_store
 from infra.bench.processes import redis_server
 from tasks.features.access.store import quiet
 
@@ -88,11 +88,8 @@ def _write_table(folder: Path, num_keys: int) -> None:
 def _materialized(folder: Path, online: dict[str, str], engine: str) -> float:
     """Seconds that materialization of the table takes; applying the definitions is not in it."""
     folder.mkdir()
-    config = RepoConfig(
-        project="bench",
-        provider="local",
-        registry=str(folder / "registry.db"),
-        entity_key_serialization_version=3,
+    store = feast_store(
+        folder / "registry.db",
         offline_store={
             "type": "tasks.features.offline.store.AsofDuckDBOfflineStore",
             "tables_path": str(folder.parent / "tables"),
@@ -102,7 +99,6 @@ def _materialized(folder: Path, online: dict[str, str], engine: str) -> float:
         batch_engine={"type": engine},
         materialization={"pull_latest_features": True, "online_write_batch_size": 10_000},
     )
-    store = FeatureStore(config=config)
     entity = Entity(name="key", join_keys=["key"], value_type=ValueType.INT64)
     view = FeatureView(
         name=VIEW,

@@ -11,14 +11,14 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from feast import FeatureStore, FeatureView, Field, FileSource, RepoConfig
+from feast import FeatureStore, FeatureView, Field, FileSource
 from feast.data_format import ParquetFormat
 from feast.infra.offline_stores.file_source import SavedDatasetFileStorage
 
 from flows.config import PipelineConfig, read_pipeline_config
 from infra.bench.features.bare_join import measured
 from infra.bench.figures import Measured, at_least, at_most
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, feast_store
 from infra.bench.processes import run_python
 from tasks.features.access.store import open_store, quiet
 from tasks.features.config import TrainingSet
@@ -178,16 +178,9 @@ class _Run:
 
     def _plain_feast(self) -> FeatureStore:
         """Feast with its stock stores on the same tables, and views without versions."""
-        store = FeatureStore(
-            config=RepoConfig(
-                project="bench",
-                provider="local",
-                registry=str(self.target.with_suffix(".registry")),
-                offline_store={"type": "duckdb"},
-                online_store={"type": "sqlite", "path": str(self.target.with_suffix(".db"))},
-                entity_key_serialization_version=3,
-            )
-        )
+        registry = self.target.with_suffix(".registry")
+        online = {"type": "sqlite", "path": str(self.target.with_suffix(".db"))}
+        store = feast_store(registry, offline_store={"type": "duckdb"}, online_store=online)
         entities = {entity.name: entity for entity in self.feast.list_entities()}
         views = [
             FeatureView(

@@ -57,18 +57,16 @@ class PrefectApi:
             temporary_settings,
         )
 
-        with patch.dict(os.environ, self.environment):
-            with temporary_settings(
-                {
-                    PREFECT_API_URL: self.url,
-                    PREFECT_API_AUTH_STRING: self.auth_string,
-                    PREFECT_LOCAL_STORAGE_PATH: self.environment["PREFECT_LOCAL_STORAGE_PATH"],
-                    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False,
-                    PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
-                }
-            ):
-                yield
-                APILogHandler().flush()  # while there is a server to send to
+        told = {
+            PREFECT_API_URL: self.url,
+            PREFECT_API_AUTH_STRING: self.auth_string,
+            PREFECT_LOCAL_STORAGE_PATH: self.environment["PREFECT_LOCAL_STORAGE_PATH"],
+            PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False,
+            PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+        }
+        with patch.dict(os.environ, self.environment), temporary_settings(told):
+            yield
+            APILogHandler().flush()  # while there is a server to send to
 
     @contextmanager
     def worker(self, pool: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
