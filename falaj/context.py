@@ -72,17 +72,20 @@ class Context:
         if self.given is not None:
             return self.given
         from tasks.kernel.settings import SERVER_FILE, USE_CASE_FILE, Settings, server_environment
-        from tasks.kernel.tenants import TENANT, tenant_of
+        from tasks.kernel.tenants import FILE, FOLDER, TENANT, installation_of
         from tasks.state.encrypted_folder import open_state
 
-        if os.environ.get(TENANT):  # its folder lies in the installation's
-            open_state(Settings.from_environment({**os.environ, TENANT: ""}).home, os.environ)
+        named = Settings.from_environment({**os.environ, TENANT: ""}).home
+        above = named.parents[1] if named.parent.name == FOLDER else named
+        if above.name and (os.environ.get(TENANT) or above != named):
+            open_state(above, {})  # a tenant's folder lies in it, and has keys of its own
         found = Settings.from_environment()
         open_state(found.home, os.environ)
         if server := server_environment(found.home / SERVER_FILE, os.environ):
             os.environ.update(server)
             found = Settings.from_environment()
-        if tenant_of(found.home) and (found.location or found.database_url):
+        has_tenants = (installation_of(found.home) / FILE).exists()
+        if has_tenants and (found.location or found.database_url):
             from tasks.metadata.identity import state_identity
 
             state_identity(found)  # refuses what is another tenant's

@@ -13,7 +13,7 @@ from falaj.context import Here, Shown, acting, row
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys import envelope
-from tasks.kernel.keys.address import KEYS, keys_at
+from tasks.kernel.keys.address import KEYS, check_keys, keys_at
 from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.location import Location
 from tasks.kernel.settings import Settings
@@ -58,6 +58,7 @@ def enable(
     """
     settings = Settings.from_environment()
     keys_at(keys)
+    check_keys(settings.home, keys)
     acting(settings, "administer", None)
     folder, known = settings.home, settings.home.with_name(f"{settings.home.name}.encrypted")
     if folder.exists() and not folder.is_mount() and not known.exists():
