@@ -36,7 +36,7 @@ from tasks.kernel.errors import SignatureError, TransientError
 from tasks.kernel.keys.choice import trusted_keys
 from tasks.kernel.keys.store import MODELS
 from tasks.kernel.settings import Settings
-from tasks.metadata.identity import state_identity
+from tasks.metadata.identity import EXPECTED, check_tenant, state_identity
 
 AnyItem = TypeVar("AnyItem", bound=Item)
 NUM_ATTEMPTS = 3
@@ -132,7 +132,14 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
 
     Returns:
         What was written, and what still differs: nothing, or the server did not take it.
+
+    Raises:
+        ConfigurationError: the server is another tenant's, whose workers would take the runs.
     """
+    for one in await client.read_deployments():
+        if named := (one.job_variables or {}).get("env", {}).get(EXPECTED):
+            home, where = Settings.from_environment().home, f"Prefect at {client.api_url}"
+            check_tenant(home, named.rpartition(".")[2], where)
     outcome, written = Outcome(), []
     for item in plan.items:
         compared = await item.compare(client)

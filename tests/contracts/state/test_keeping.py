@@ -35,27 +35,16 @@ from tasks.state.move import examine, nobody_else
 from tasks.state.move import migrate as move
 from tasks.state.prune import plan_pruning
 from tasks.state.prune import prune as prune_state
-from tests.support.services.servers import new_database, postgres_server
+from tests.support.services.servers import new_database
 from tests.support.state import Notes, build_notes
 
 MODEL = "arrivals"
 KEPT, OLD = "0123456789abcdef0123", "fedcba98765432100123"
 
 
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
-        yield uri
-
-
 @pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
+def environment(own_environment: None) -> None:
     """Commands set variables of this process, as of their own."""
-    before = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("FALAJ_")}
-    yield
-    for name in [name for name in os.environ if name.startswith("FALAJ_")]:
-        del os.environ[name]
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Made-up hosts for tests of leases: what is leased are names, so any will do."""
 
+from typing import Any
+
 from tasks.control.leases.devices import CoreLimit, CoreSet, Gpu, HostDevices
 
 
@@ -10,7 +12,7 @@ def gpu(uuid: str, node: int | None = None, mig_profile: str | None = None) -> G
 
 
 def host(
-    cores: int = 4, gpus: int = 0, nodes: int = 1, limit: CoreLimit | None = None
+    cores: int = 4, gpus: int = 0, nodes: int = 1, limit: CoreLimit | None = None, **tenant: Any
 ) -> HostDevices:
     """A host with `cores` cores and `gpus` GPUs, spread evenly over its memory nodes."""
     each = cores // nodes
@@ -23,4 +25,5 @@ def host(
         ),
         core_limit=limit or CoreLimit(),
         gpus=tuple(gpu(f"GPU-{number}", number * nodes // gpus) for number in range(gpus)),
+        **tenant,
     )

@@ -54,7 +54,8 @@ class RunningOpenBao:
     def add(self, name: str, *roles: str, tenant: str = "red", use_cases: str = "") -> None:
         """Add an account, or change it."""
         facts = {"tenant": tenant, "use_cases": use_cases}
-        add_account(self.program("accounts"), name, PASSWORD, roles, **facts)
+        is_ours = tenant != "blue"
+        add_account(self.program("accounts"), name, PASSWORD, roles, is_ours=is_ours, **facts)
 
     @property
     def oidc(self) -> dict[str, str]:

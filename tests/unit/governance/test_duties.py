@@ -17,9 +17,11 @@ from tasks.governance.identity import (
     Subject,
     current_subject,
     switch,
+    switched_off,
 )
 from tasks.governance.journal import Journal
-from tasks.kernel.errors import AccessError, TransientError
+from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
+from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.services.sign_in import Provider, provider, write_sign_in
 from tests.support.services.signing import forged_tokens
 
@@ -110,6 +112,26 @@ def test_an_account_that_is_switched_off_gives_no_command(home: Path, issuer: Pr
     (home / "access" / "denied.json").write_text("spoilt")
     with pytest.raises(Exception, match="nobody is let in"):
         current_subject(home)
+
+
+def test_in_a_tenants_folder_its_own_people_act_and_switch_off_nobody_elsewhere(
+    home: Path, issuer: Provider
+) -> None:
+    red, blue = (put_tenant(home, name, Tenant()) for name in ("red", "blue"))
+    sign_in(home, issuer.token("admin", sub="rana", tenant="red"))
+    assert acting(red, "administer", None).tenant == acting(red, "operate", "churn").tenant == "red"
+    for other in (blue, home):
+        with pytest.raises(AccessError, match="another tenant's"):
+            acting(other, "administer", None)
+    assert lines(blue, "refuse")[0]["who"]["subject"] == "rana"  # type: ignore[index]
+    switch(red, ["rana", "omar"], "rana", off=True)
+    assert [*map(len, map(switched_off, (red, blue, home)))] == [2, 0, 0]
+    switch(home, ["omar"], "ana", off=True)
+    switch(red, ["omar"], "rana", off=False)
+    assert ({*switched_off(red)}, {*switched_off(blue)}) == ({"rana", "omar"}, {"omar"})
+    (home / "access" / "denied.json").write_text("spoilt")
+    with pytest.raises(ConfigurationError, match="nobody is let in"):
+        switched_off(blue)
 
 
 def test_who_trained_does_not_approve(home: Path) -> None:

@@ -1,4 +1,6 @@
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -6,6 +8,8 @@ from pydantic import ValidationError
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import CoreLimit, CoreSet, HostDevices
 from tasks.control.leases.placement import AGEING_S, Claim, Grant, Taken, due_s, grants_for, place
+from tasks.control.leases.repository import LeaseRepository, acquire
+from tasks.kernel.errors import ConfigurationError, LeaseError
 from tests.support.platform.lease_devices import gpu, host
 
 
@@ -115,3 +119,53 @@ def test_a_container_keeps_no_more_cores_busy_than_it_may() -> None:
 def test_a_wrong_request_is_rejected(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         LeaseRequest.model_validate(wrong)
+
+
+def of(tenant: str, cores: int | None = None, gpus: int | None = None) -> HostDevices:
+    limits = {"tenant_cores": cores, "tenant_gpus": gpus}
+    return host(cores=8, gpus=2, tenant=tenant, **limits)
+
+
+def test_a_tenant_at_its_limit_waits_and_keeps_nothing_from_others() -> None:
+    red, blue, large = of("red", cores=4), of("blue"), LeaseRequest(cores=3)
+    held = claim(1, large, red, grant=Grant(cores=(0, 1, 2)))
+    line = [claim(2, large, red), claim(3, LeaseRequest(cores=1), red)]
+    line.append(claim(4, LeaseRequest(cores=5), blue))
+    assert grants_for(line, Taken.by([held])) == {"4": Grant(cores=(3, 4, 5, 6, 7))}
+    # Within its limit, a tenant that waits for devices keeps them, as anybody does.
+    other = claim(5, LeaseRequest(cores=6), blue, grant=Grant(cores=(0, 1, 2, 3, 4, 5)))
+    line = [claim(6, large, red), claim(7, LeaseRequest(cores=1), blue)]
+    assert grants_for(line, Taken.by([other])) == {}
+
+
+def test_limits_count_gpus_too_and_each_tenant_alone() -> None:
+    red = of("red", gpus=1)
+    held = claim(1, LeaseRequest(gpus=1), red, grant=Grant(gpus=("GPU-0",)))
+    assert place(LeaseRequest(gpus=1), red, Taken.by([held])) is None
+    assert place(LeaseRequest(cores=8), red, Taken.by([held])) is not None
+    for other in (of("blue", gpus=1), of("")):
+        assert place(LeaseRequest(gpus=1), other, Taken.by([held])) == Grant(gpus=("GPU-1",))
+    assert place(LeaseRequest(gpus=1), of("red", gpus=0), Taken()) is None
+
+
+def test_what_another_tenant_runs_is_not_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository, whole = LeaseRepository(tmp_path), LeaseRequest(cores=8)
+    with acquire(repository, whole, "secret of red", devices=of("red")) as held:
+        for other, seen in ((of("blue"), "tenant red"), (of(""), "tenant red"), (of("red"), "red")):
+            with pytest.raises(LeaseError) as refused:
+                acquire(repository, whole, "mine", wait_s=0, devices=other)
+            assert seen in str(refused.value)
+            assert ("secret" in str(refused.value)) == (seen == "red")
+        os.close(held._descriptor)  # its process is killed
+        acquire(repository, whole, "mine", devices=of("blue")).release()
+        held._descriptor = -1
+    assert "ended" in caplog.text
+    assert "secret" not in caplog.text.replace("secret of red holds", "")
+
+
+def test_more_than_a_tenant_may_ever_hold_is_refused_at_once(tmp_path: Path) -> None:
+    for request in (LeaseRequest(cores=5), LeaseRequest(gpus=2)):
+        with pytest.raises(ConfigurationError, match="cannot be leased here"):
+            acquire(LeaseRepository(tmp_path), request, "x", devices=of("red", cores=4, gpus=1))
