@@ -28,7 +28,7 @@ from pydantic import ConfigDict, Field, PositiveInt, field_validator
 from tasks.governance.journal import process_identity
 from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
 from tasks.kernel.files import locked, make_folder, read_yaml, write_atomically
-from tasks.kernel.tenants import installation_of, tenant_of
+from tasks.kernel.tenants import installation_of, read_tenants, tenant_of
 from tasks.kernel.values import Contract, checked, is_loopback
 
 ROLES = ("viewer", "operator", "approver", "auditor", "admin")
@@ -148,6 +148,11 @@ def read_sign_in(home: Path) -> SignIn | None:
     except FileNotFoundError:
         return None
     found = checked(SignIn, content, str(file), "Nothing was done")
+    if found.tenant in read_tenants(file.parent):
+        raise ConfigurationError(
+            f"{file} has the tenant {found.tenant} run the installation, and it has a state of its "
+            "own: its admins would be those of all. Give one another name. Nothing was done"
+        )
     here = {n: file.parent / v for n in ("client_secret", "ca_file") if (v := getattr(found, n))}
     own = {"tenant": name, "owners": {}} if (name := tenant_of(home)) else {}
     return found.model_copy(update={**here, **own})

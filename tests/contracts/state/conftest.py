@@ -1,12 +1,10 @@
 """One S3 service for the tests of shared state; each gets a prefix of its own."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.host.wrong_store import WrongStore, wrong_store
-from tests.support.services.servers import postgres_server
 from tests.support.state import s3_of_environment
 
 
@@ -15,22 +13,6 @@ def s3() -> Iterator[str]:
     """Its endpoint; its keys are in the environment of the whole session."""
     with s3_of_environment() as endpoint:
         yield endpoint
-
-
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
-        yield uri
-
-
-@pytest.fixture
-def own_environment() -> Iterator[None]:
-    """None of Falaj's variables; those that commands set are gone afterwards."""
-    before = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("FALAJ_")}
-    yield
-    for name in [name for name in os.environ if name.startswith("FALAJ_")]:
-        del os.environ[name]
-    os.environ.update(before)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Made-up hosts for tests of leases: what is leased are names, so any will do."""
 
-from typing import Any
-
 from tasks.control.leases.devices import CoreLimit, CoreSet, Gpu, HostDevices
 
 
@@ -12,7 +10,7 @@ def gpu(uuid: str, node: int | None = None, mig_profile: str | None = None) -> G
 
 
 def host(
-    cores: int = 4, gpus: int = 0, nodes: int = 1, limit: CoreLimit | None = None, **tenant: Any
+    cores: int = 4, gpus: int = 0, nodes: int = 1, limit: CoreLimit | None = None
 ) -> HostDevices:
     """A host with `cores` cores and `gpus` GPUs, spread evenly over its memory nodes."""
     each = cores // nodes
@@ -25,5 +23,4 @@ def host(
         ),
         core_limit=limit or CoreLimit(),
         gpus=tuple(gpu(f"GPU-{number}", number * nodes // gpus) for number in range(gpus)),
-        **tenant,
     )

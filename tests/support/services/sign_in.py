@@ -164,22 +164,20 @@ def write_sign_in(home: Path, at: str, /, **settings: Any) -> None:
 
 @contextmanager
 def running_gate(
-    folder: Path,
-    *,
-    servers: bool = True,
-    of_tenant: str = "",
-    known: Provider | None = None,
-    **settings: Any,
+    folder: Path, *, servers: bool = True, of: tuple[str, Provider] | None = None, **settings: Any
 ) -> Iterator[Gate]:
-    """Start all; `settings` go into sign-in.yaml. A tenant's is one of several in a folder.
+    """Start all; `settings` go into sign-in.yaml.
+
+    Args:
+        of: tenant and issuer, where the folder has an installation with several gates.
 
     Real are Envoy, the authorizer, Prefect's and MLflow's servers and the serving process (unless
     `servers` is False); the feature server is a stand-in that answers all.
     """
-    (above := folder / "home").mkdir(parents=True, exist_ok=bool(of_tenant))
-    home = put_tenant(above, of_tenant, Tenant()) if of_tenant else above
+    (above := folder / "home").mkdir(parents=True, exist_ok=of is not None)
+    home = put_tenant(above, of[0], Tenant()) if of else above
     with ExitStack() as stack:
-        issuer = known or stack.enter_context(provider())
+        issuer = of[1] if of else stack.enter_context(provider())
         write_sign_in(above, issuer.issuer, **settings)
         passed: list[Asked] = []
 
