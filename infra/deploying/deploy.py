@@ -36,6 +36,7 @@ from tasks.kernel.errors import SignatureError, TransientError
 from tasks.kernel.keys.choice import trusted_keys
 from tasks.kernel.keys.store import MODELS
 from tasks.kernel.settings import Settings
+from tasks.kernel.tenants import has_tenants
 from tasks.metadata.identity import EXPECTED, check_tenant, state_identity
 
 AnyItem = TypeVar("AnyItem", bound=Item)
@@ -136,10 +137,10 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
     Raises:
         ConfigurationError: the server is another tenant's, whose workers would take the runs.
     """
-    for one in await client.read_deployments():
+    home = Settings.from_environment().home
+    for one in await client.read_deployments() if has_tenants(home) else ():
         if named := (one.job_variables or {}).get("env", {}).get(EXPECTED):
-            home, where = Settings.from_environment().home, f"Prefect at {client.api_url}"
-            check_tenant(home, named.rpartition(".")[2], where)
+            check_tenant(home, named.rpartition(".")[2], f"Prefect at {client.api_url}")
     outcome, written = Outcome(), []
     for item in plan.items:
         compared = await item.compare(client)
@@ -154,7 +155,6 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
         outcome.written = written
     await _add_remarks(client, plan, outcome)
     if not outcome.differences:
-        home = Settings.from_environment().home
         trusted = trusted_keys(home, MODELS)
         for subject, files in (await _digests(client, plan)).items():
             try:

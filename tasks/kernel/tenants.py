@@ -45,6 +45,11 @@ def installation_of(home: Path) -> Path:
     return home.parents[1] if tenant_of(home) else home
 
 
+def has_tenants(home: Path) -> bool:
+    """Whether the installation that a state folder belongs to has a list of tenants."""
+    return (installation_of(home) / FILE).exists()
+
+
 def read_tenants(installation: Path) -> dict[str, Tenant]:
     """The tenants of an installation, by name; none where it has no list of them.
 

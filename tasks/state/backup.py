@@ -28,8 +28,7 @@ from tasks.kernel.keys.choice import TRUSTED, trusted_keys
 from tasks.kernel.keys.store import MODELS
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
-from tasks.kernel.tenants import FILE as TENANTS
-from tasks.kernel.tenants import installation_of
+from tasks.kernel.tenants import has_tenants
 from tasks.metadata.database import held_everywhere
 from tasks.metadata.identity import FILE, check_tenant
 from tasks.state import contents as state
@@ -401,7 +400,7 @@ def restore(
         SignatureError: see `check_signatures`. Nothing was restored.
     """
     aside, mark = settings.home / state.RESTORING, settings.home / state.RESTORING / ".backup"
-    if backup.state and (installation_of(settings.home) / TENANTS).exists():
+    if backup.state and has_tenants(settings.home):
         check_tenant(settings.home, backup.state, f"{backup.name} of {source.url}")
     if not only_shared:
         goes_on = mark.exists() and mark.read_text() == backup.name

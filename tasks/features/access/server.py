@@ -227,7 +227,9 @@ class AuditedTokenParser(TokenParser):
         self._parser = parser
         self._trail = trail
         self._project = store.project
-        self._home = trail.folder.parent
+        self._tenant = tenant_of(home := trail.folder.parent)
+        config = read_sign_in(home) if self._tenant else None
+        self._claim = config.tenant_claim if config else "tenant"
         self._lock = threading.Lock()
         self._refused = 0
         self._noted_s = -REFUSED_TOKENS_PAUSE_S
@@ -241,11 +243,10 @@ class AuditedTokenParser(TokenParser):
         """
         try:
             user = await self._parser.user_details_from_access_token(access_token)
-            if tenant := tenant_of(self._home):
-                config = read_sign_in(self._home)
+            if self._tenant:
                 claims = jwt.decode(access_token, options={"verify_signature": False})  # it is
-                if claims.get(config.tenant_claim if config else "tenant") != tenant:
-                    raise AuthenticationError(f"this server is for tokens of the tenant {tenant}")
+                if claims.get(self._claim) != self._tenant:
+                    raise AuthenticationError(f"this server is for tokens of {self._tenant}")
             return user
         except AuthenticationError:
             self._note()

@@ -486,7 +486,7 @@ def test_a_location_and_a_database_are_refused_to_other_tenants(
     for name, value in server.items():
         (homes[other] / "server.yaml").write_text(yaml.safe_dump({name: value}))
         with pytest.raises(ConfigurationError, match=f"holds the state of {own or 'the instal'}"):
-            of_tenant(tmp_path, other).target  # noqa: B018
+            of_tenant(tmp_path, other).settings  # noqa: B018
     assert {*Location(bucket).entries("")} == {"identity"}
 
 
