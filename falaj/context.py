@@ -55,16 +55,22 @@ class Context:
         """Where things are; what this process starts finds them there too, in whatever folder.
 
         Raises:
-            ConfigurationError: there is no project, and no state folder is named; or a restore of
-                the state was cut off.
+            ConfigurationError: there is no project, and no state folder is named; a restore of the
+                state was cut off; or a location or database is another tenant's.
         """
+        from tasks.kernel.tenants import has_tenants
         from tasks.state.contents import RESTORING
 
-        if (self.target.home / RESTORING).exists():
+        found = self.target
+        if (found.home / RESTORING).exists():
             raise ConfigurationError(
-                f"the restore into {self.target.home} has not ended; run it again. Nothing was done"
+                f"the restore into {found.home} has not ended; run it again. Nothing was done"
             )
-        return self.target
+        if (found.location or found.database_url) and has_tenants(found.home):
+            from tasks.metadata.identity import state_identity
+
+            state_identity(found)  # refuses what is another tenant's
+        return found
 
     @cached_property
     def target(self) -> Settings:
@@ -73,20 +79,20 @@ class Context:
             return self.given
         from tasks.kernel.keys.encryption import ENCRYPTION
         from tasks.kernel.settings import SERVER_FILE, USE_CASE_FILE, Settings, server_environment
-        from tasks.kernel.tenants import TENANT, tenant_of
+        from tasks.kernel.tenants import FOLDER, TENANT
         from tasks.state.encrypted_folder import open_state
 
-        if os.environ.get(TENANT):  # its folder lies in the installation's
-            open_state(Settings.from_environment({**os.environ, TENANT: ""}).home, {})
+        named = Settings.from_environment({**os.environ, TENANT: ""}).home
+        above = named.parents[1] if named.parent.name == FOLDER else named
+        if above.name and (os.environ.get(TENANT) or above != named):
+            opened: dict[str, str] = {}  # a tenant's folder lies in it, and has keys of its own
+            open_state(above, opened)
+            os.environ.update({n: v for n, v in opened.items() if n == "TMPDIR"})
         found = Settings.from_environment()
         open_state(found.home, os.environ)
         if server := server_environment(found.home / SERVER_FILE, os.environ):
             os.environ.update(server)
             found = Settings.from_environment()
-        if tenant_of(found.home) and (found.location or found.database_url):
-            from tasks.metadata.identity import state_identity
-
-            state_identity(found)  # refuses what is another tenant's
         if os.environ.get(ENCRYPTION):
             from tasks.governance.handling import variables
             from tasks.governance.policy import require_tls

@@ -24,11 +24,12 @@ from infra.platform.files import PlatformFiles, platform_environment
 from serving.security.config import GRANT, KEYS_FILE
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
 from tasks.governance.handling import Placement, addresses
-from tasks.governance.identity import switch
+from tasks.governance.identity import read_sign_in, switch
 from tasks.governance.policy import WORK, require_placements
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
 from tasks.kernel.keys.address import own_openbao
+from tasks.kernel.tenants import read_tenants
 
 Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
@@ -679,10 +680,12 @@ def add(
 
     acting(context.settings, "administer", None)
     bao, password = program(context.home, "accounts"), secrets.token_urlsafe(18)
+    config = read_sign_in(context.home)
+    own = ("", config.tenant) if config else {"", tenant} - {*read_tenants(context.home)}
     facts = {"tenant": tenant, "use_cases": ",".join(use_case)}
     subject = {"account": name, "roles": role, **facts}
     with Journal(context.home / "audit").recorded("add-account", subject=subject):
-        add_account(bao, name, password, role, **facts)
+        add_account(bao, name, password, role, is_ours=tenant in own, **facts)
         switch(context.home, [name], name, off=False)
     sys.stderr.write(f"account {name}; its password is not shown again\n")
     return Shown({"name": name, "password": password}, [password])

@@ -15,7 +15,7 @@ from tasks.governance.journal import Journal
 from tasks.governance.policy import require_tls
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.keys import envelope
-from tasks.kernel.keys.address import KEYS, keys_at
+from tasks.kernel.keys.address import KEYS, check_keys, keys_at
 from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.location import Location
 from tasks.kernel.settings import SERVER_FILE, Settings, server_environment
@@ -59,6 +59,7 @@ def enable(
     """
     settings = Settings.from_environment()
     keys_at(keys)
+    check_keys(settings.home, keys)
     acting(settings, "administer", None)
     server = server_environment(settings.home / SERVER_FILE, os.environ)
     require_tls(variables(os.environ | server), {ENCRYPTION: name})

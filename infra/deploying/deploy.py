@@ -36,7 +36,8 @@ from tasks.kernel.errors import SignatureError, TransientError
 from tasks.kernel.keys.choice import trusted_keys
 from tasks.kernel.keys.store import MODELS
 from tasks.kernel.settings import Settings
-from tasks.metadata.identity import state_identity
+from tasks.kernel.tenants import has_tenants
+from tasks.metadata.identity import EXPECTED, check_tenant, state_identity
 
 AnyItem = TypeVar("AnyItem", bound=Item)
 NUM_ATTEMPTS = 3
@@ -130,7 +131,14 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
 
     Returns:
         What was written, and what still differs: nothing, or the server did not take it.
+
+    Raises:
+        ConfigurationError: the server is another tenant's, whose workers would take the runs.
     """
+    home = Settings.from_environment().home
+    for one in await client.read_deployments() if has_tenants(home) else ():
+        if named := (one.job_variables or {}).get("env", {}).get(EXPECTED):
+            check_tenant(home, named.rpartition(".")[2], f"Prefect at {client.api_url}")
     outcome, written = Outcome(), []
     for item in plan.items:
         compared = await item.compare(client)
@@ -145,7 +153,6 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
         outcome.written = written
     await _add_remarks(client, plan, outcome)
     if not outcome.differences:
-        home = Settings.from_environment().home
         trusted = trusted_keys(home, MODELS)
         for subject, files in (await _digests(client, plan)).items():
             try:

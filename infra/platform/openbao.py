@@ -173,11 +173,13 @@ def _publish(files: OpenBaoFiles, bao: OpenBao, redirect_urls: Sequence[str]) ->
 
 
 def add_account(
-    bao: OpenBao, name: str, password: str, roles: Collection[str], **facts: str
+    bao: OpenBao, name: str, password: str, roles: Collection[str], *, is_ours: bool, **facts: str
 ) -> None:
     """Let somebody sign in, or change what they may, from their next sign-in on.
 
     Args:
+        is_ours: they are of the installation itself, so that an admin or auditor is one of OpenBao
+            too. Another tenant's would write themselves into any tenant.
         facts: `tenant`, and `use_cases` with commas between names; empty: all of them.
 
     Raises:
@@ -186,7 +188,9 @@ def add_account(
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):  # OpenBao itself reads A as a
         raise ConfigurationError(f"{name!r} is no account; write small letters, digits, . _ and -")
     bao.ask("post", f"auth/userpass/users/{name}", password=password)
-    bao.ask("post", f"identity/entity/name/{name}", metadata=facts, disabled=False)
+    policies = [f"falaj-{role}" for role in ("admin", "auditor") if is_ours and role in roles]
+    known: dict[str, Any] = {"metadata": facts, "policies": policies, "disabled": False}
+    bao.ask("post", f"identity/entity/name/{name}", **known)
     entity = bao.ask("get", f"identity/entity/name/{name}")["data"]
     accessor = bao.ask("get", "sys/auth")["data"]["userpass/"]["accessor"]
     known = {"canonical_id": entity["id"], "mount_accessor": accessor}

@@ -27,8 +27,8 @@ from pydantic import ConfigDict, Field, PositiveInt, field_validator
 
 from tasks.governance.journal import process_identity
 from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
-from tasks.kernel.files import locked, private_folder, read_yaml, write_atomically
-from tasks.kernel.tenants import installation_of, tenant_of
+from tasks.kernel.files import locked, make_folder, read_yaml, write_atomically
+from tasks.kernel.tenants import installation_of, read_tenants, tenant_of
 from tasks.kernel.values import Contract, checked, is_loopback
 
 ROLES = ("viewer", "operator", "approver", "auditor", "admin")
@@ -148,6 +148,11 @@ def read_sign_in(home: Path) -> SignIn | None:
     except FileNotFoundError:
         return None
     found = checked(SignIn, content, str(file), "Nothing was done")
+    if found.tenant in read_tenants(file.parent):
+        raise ConfigurationError(
+            f"{file} has the tenant {found.tenant} run the installation, and it has a state of its "
+            "own: its admins would be those of all. Give one another name. Nothing was done"
+        )
     here = {n: file.parent / v for n in ("client_secret", "ca_file") if (v := getattr(found, n))}
     own = {"tenant": name, "owners": {}} if (name := tenant_of(home)) else {}
     return found.model_copy(update={**here, **own})
@@ -331,17 +336,21 @@ def creator_id(name: str) -> str:
 
 
 def denied_file(home: Path) -> Path:
-    """Accounts that are switched off, in all tenants; read at each request."""
-    return installation_of(home) / "access" / "denied.json"
+    """Accounts that are switched off in a state; the installation's are in all tenants too."""
+    return home / "access" / "denied.json"
 
 
 def switched_off(home: Path) -> Mapping[str, Mapping[str, str]]:
     """Accounts that are refused whatever they show, with who said so and when.
 
     Raises:
-        ConfigurationError: the file was changed and says nothing any more; nobody is let in.
+        ConfigurationError: a file was changed and says nothing any more; nobody is let in.
     """
-    file = denied_file(home)
+    above = installation_of(home)
+    return {**_denied(denied_file(home)), **(_denied(denied_file(above)) if above != home else {})}
+
+
+def _denied(file: Path) -> dict[str, dict[str, str]]:
     try:
         found = json.loads(file.read_bytes())
         return {str(name): dict(facts) for name, facts in found.items()}
@@ -354,9 +363,9 @@ def switched_off(home: Path) -> Mapping[str, Mapping[str, str]]:
 def switch(home: Path, names: Collection[str], by: str, *, off: bool) -> None:
     """Switch accounts off, from the next request on; or on again."""
     file = denied_file(home)
-    private_folder(file.parent)
+    make_folder(file.parent)  # tenants that are users of their own read it: names, no secrets
     facts = {"by": by, "since": datetime.now(UTC).isoformat()}
     with locked(file.with_suffix(".lock")):
-        denied = {name: f for name, f in switched_off(home).items() if name not in names}
+        denied = {name: f for name, f in _denied(file).items() if name not in names}
         denied |= dict.fromkeys(names if off else (), facts)
-        write_atomically(file, json.dumps(denied, indent=1) + "\n", private=True)
+        write_atomically(file, json.dumps(denied, indent=1) + "\n")

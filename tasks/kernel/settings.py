@@ -113,7 +113,7 @@ class Settings:
             if not (repo / USE_CASE_FILE).is_file():
                 seen = no_project(repo) if env.get("FALAJ_FEATURE_REPO") else NOWHERE.format(repo)
                 raise ConfigurationError(f"{seen}. Nothing was changed")
-            home = _folder_of_state(repo) / ".falaj"
+            home = (_folder_of_state(repo) / ".falaj").resolve()
         if (tenant := env.get(TENANT)) and tenant != tenant_of(home):
             home = tenant_home(home, tenant)
         return cls(

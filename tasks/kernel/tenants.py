@@ -19,7 +19,7 @@ from tasks.kernel.values import Contract, checked
 TENANT = "FALAJ_TENANT"
 """Variable with the tenant whose state is worked on; without it, the installation's own."""
 FOLDER, FILE = "tenants", "tenants.yaml"
-NAME = r"[a-z][a-z0-9-]{0,39}"
+NAME = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
 INSTALLATION = "installation"
 """Name of an installation's own state among those of its tenants; no tenant has it."""
 
@@ -52,6 +52,11 @@ def installation_of(home: Path) -> Path:
     return home.parents[1] if tenant_of(home) else home
 
 
+def has_tenants(home: Path) -> bool:
+    """Whether the installation that a state folder belongs to has a list of tenants."""
+    return (installation_of(home) / FILE).exists()
+
+
 def read_tenants(installation: Path) -> dict[str, Tenant]:
     """The tenants of an installation, by name; none where it has no list of them.
 
@@ -66,8 +71,8 @@ def read_tenants(installation: Path) -> dict[str, Tenant]:
     for name in content:
         _check_name(str(name))
     return {
-        name: checked(Tenant, fields or {}, f"{file}, {name}", "Nothing was done")
-        for name, fields in content.items()
+        name: checked(Tenant, {} if said is None else said, f"{file}, {name}", "Nothing was done")
+        for name, said in content.items()
     }
 
 
@@ -75,14 +80,20 @@ def tenant_home(installation: Path, name: str) -> Path:
     """The state folder of a tenant.
 
     Raises:
-        ConfigurationError: the installation has no such tenant.
+        ConfigurationError: the installation has no such tenant, or its folder is a link: whoever
+            resolves it would work in another tenant's, or in nobody's.
     """
     if name not in (known := read_tenants(installation)):
         raise ConfigurationError(
             f"{installation} has no tenant {name!r}; expected {', '.join(known) or 'none'}. Add "
             f"it with `falaj tenants add`, or unset {TENANT}. Nothing was done"
         )
-    return installation / FOLDER / name
+    if (folder := installation / FOLDER / name).resolve() != installation.resolve() / FOLDER / name:
+        raise ConfigurationError(
+            f"{folder} leads to {folder.resolve()}; expected a folder, for a link has no tenant. "
+            "Mount the other disk there. Nothing was done"
+        )
+    return folder
 
 
 def home_of(installation: Path, name: str) -> Path:
@@ -127,8 +138,8 @@ def put_tenant(installation: Path, name: str, tenant: Tenant) -> Path:
 
 
 def _check_name(name: str) -> None:
-    if name == INSTALLATION or not re.fullmatch(NAME, name):
+    if len(name) > 40 or name == INSTALLATION or not re.fullmatch(NAME, name):
         raise ConfigurationError(
-            f"{name!r} is no tenant; expected 1 to 40 small letters, digits and dashes, as it "
-            f"names a folder, and another name than {INSTALLATION}. Nothing was changed"
+            f"{name!r} is no tenant; expected 1 to 40 small letters, digits and single dashes, as "
+            f"it names a folder, and another name than {INSTALLATION}. Nothing was changed"
         )

@@ -17,7 +17,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import locked, replacing, write_atomically
 from tasks.kernel.location import Location
 from tasks.kernel.settings import SERVER_FILE, Settings
-from tasks.kernel.tenants import tenant_of
+from tasks.kernel.tenants import FOLDER, installation_of, tenant_of
 from tasks.metadata.database import insert_if_absent, open_database, transaction
 from tasks.metadata.tables import identities
 
@@ -43,6 +43,7 @@ def state_identity(settings: Settings) -> str:
         if kind == "at" and copied_from(settings.home):
             known = ""  # that is the name of the folder it was copied from
         url = settings.location.url
+        _check_apart(settings.home, settings.location)
         new = (known or new_name(settings.home)).encode()
         shared = settings.location.read(FILE)
         if known and (shared != new if shared else kind == "of"):
@@ -58,14 +59,14 @@ def state_identity(settings: Settings) -> str:
             created = settings.location.create(FILE, new)
             shared = new if created else settings.location.read(FILE) or new
         name = shared.decode()
-        _check_tenant(settings, name, url)
+        check_tenant(settings.home, name, url)
         if of != url:
             write_atomically(file, f"{name} of {url}")
     with transaction(open_database(settings.metadata_url)) as connection:
         insert_if_absent(connection, identities, number=1, identity=new_name(settings.home))
         found = connection.execute(select(identities.c.identity)).scalar_one()
     if settings.database_url is not None:
-        _check_tenant(settings, found, "the database of FALAJ_DATABASE_URL")
+        check_tenant(settings.home, found, "the database of FALAJ_DATABASE_URL")
     return f"{name}.{found}"
 
 
@@ -74,17 +75,33 @@ def new_name(home: Path) -> str:
     return "-".join(filter(None, [tenant_of(home), token_hex(8)]))
 
 
-def _check_tenant(settings: Settings, name: str, where: str) -> None:
-    """See that a location or database is of this tenant, and of no other.
+def check_tenant(home: Path, name: str, where: str) -> None:
+    """See that a location, database or backup is of the tenant of a state folder, and no other's.
+
+    Args:
+        home: the state folder.
+        name: of the state that is kept there; see `new_name`.
+        where: what keeps it, for people.
 
     Raises:
         ConfigurationError: it is another's.
     """
-    own, theirs = (t or "the installation" for t in (tenant_of(settings.home), name[:-17]))
+    own, theirs = (t or "the installation" for t in (tenant_of(home), name[:-17]))
     if own != theirs:
         raise ConfigurationError(
-            f"{where} holds the state of {theirs}, and {settings.home} is of {own}; name one of "
-            f"its own, in {settings.home / SERVER_FILE}. Nothing was read"
+            f"{where} holds the state of {theirs}, and {home} is of {own}; name one of its own, "
+            f"as in {home / SERVER_FILE}. Nothing was read"
+        )
+
+
+def _check_apart(home: Path, location: Location) -> None:
+    """See that a location is in no other state folder of the installation."""
+    tenant, folder = tenant_of(home), location.folder and location.folder.resolve()
+    others = installation_of(home) if tenant else home / FOLDER
+    if folder and folder.is_relative_to(others) and not (tenant and folder.is_relative_to(home)):
+        raise ConfigurationError(
+            f"{location.url} lies in {others}, with the state of others than "
+            f"{tenant or 'the installation'}; name a place of its own. Nothing was read"
         )
 
 

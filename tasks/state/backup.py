@@ -28,8 +28,9 @@ from tasks.kernel.keys.choice import TRUSTED, trusted_keys
 from tasks.kernel.keys.store import MODELS
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
+from tasks.kernel.tenants import has_tenants
 from tasks.metadata.database import held_everywhere
-from tasks.metadata.identity import FILE
+from tasks.metadata.identity import FILE, check_tenant
 from tasks.state import contents as state
 from tasks.state import databases as db
 
@@ -394,11 +395,13 @@ def restore(
         then: called when all is in place, with a folder for its files, before the state is used.
 
     Raises:
-        ConfigurationError: the state is not empty.
+        ConfigurationError: the state is not empty, or the backup is another tenant's.
         ArtifactError: content is absent, or was changed.
         SignatureError: see `check_signatures`. Nothing was restored.
     """
     aside, mark = settings.home / state.RESTORING, settings.home / state.RESTORING / ".backup"
+    if backup.state and has_tenants(settings.home):
+        check_tenant(settings.home, backup.state, f"{backup.name} of {source.url}")
     if not only_shared:
         goes_on = mark.exists() and mark.read_text() == backup.name
         check_empty(settings, backup.files if goes_on else None)

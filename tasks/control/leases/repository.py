@@ -120,7 +120,7 @@ class LeaseRepository:
             if is_alive or (claim.grant is not None and processes_of_lease(claim.lease_id)):
                 yield claim
             else:
-                LOGGER.warning("its process has ended: %s", claim)
+                LOGGER.warning("its process has ended: %s", claim.pid)
                 path.unlink(missing_ok=True)
 
 

@@ -28,6 +28,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.settings import DEFAULT_PROFILE, Settings, state_of
+from tasks.kernel.tenants import tenant_of
 from tasks.kernel.values import is_loopback
 
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
@@ -159,7 +160,8 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
 
     Args:
         home: state folder, `${FALAJ_HOME}` in the file.
-        repo: feature repository; `${FALAJ_PROJECT}` in a built-in file is its use case.
+        repo: feature repository; `${FALAJ_PROJECT}` in a built-in file is its use case,
+            and the tenant: a registry and Redis name everything by project.
 
     Raises:
         ConfigurationError: the file is missing or wrong, names a variable that is not set, or asks
@@ -170,7 +172,8 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
     described = read_yaml(file, file.name)
     values = {**os.environ, "FALAJ_HOME": str(home)}
     if not file.is_relative_to(repo):
-        values["FALAJ_PROJECT"] = Settings(home, repo).use_case.replace("-", "_")
+        named = (Settings(home, repo).use_case, tenant_of(state_of(home)))
+        values["FALAJ_PROJECT"] = "__".join(filter(None, named)).replace("-", "_")
     missing: set[str] = set()
     filled: dict[str, Any] = _fill(described, values, missing)
     if missing:

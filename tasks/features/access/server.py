@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import jwt
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -34,9 +35,11 @@ from starlette.authentication import AuthenticationError
 
 from tasks.features.access.provider import audit_facts, audit_trail
 from tasks.features.access.store import GuardedFeatureStore, open_store
+from tasks.governance.identity import read_sign_in
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
 from tasks.kernel.settings import Settings
+from tasks.kernel.tenants import tenant_of
 from tasks.kernel.values import is_loopback
 
 SERVED_PATHS = {
@@ -215,12 +218,18 @@ class DenyingSecurityManager(SecurityManager):
 
 
 class AuditedTokenParser(TokenParser):
-    """Reads tokens as Feast does; refused ones leave a line, at most one a second."""
+    """Reads tokens as Feast does; refused ones leave a line, at most one a second.
+
+    A tenant's server takes tokens of its own tenant alone: the issuer is the others' too.
+    """
 
     def __init__(self, parser: TokenParser, trail: Journal, store: FeatureStore) -> None:
         self._parser = parser
         self._trail = trail
         self._project = store.project
+        self._tenant = tenant_of(home := trail.folder.parent)
+        config = read_sign_in(home) if self._tenant else None
+        self._claim = config.tenant_claim if config else "tenant"
         self._lock = threading.Lock()
         self._refused = 0
         self._noted_s = -REFUSED_TOKENS_PAUSE_S
@@ -229,10 +238,16 @@ class AuditedTokenParser(TokenParser):
         """The caller that a token names.
 
         Raises:
-            AuthenticationError: it is no token of this issuer for this service, or has expired.
+            AuthenticationError: it is no token of this issuer for this service, has expired, or
+                is another tenant's.
         """
         try:
-            return await self._parser.user_details_from_access_token(access_token)
+            user = await self._parser.user_details_from_access_token(access_token)
+            if self._tenant:
+                claims = jwt.decode(access_token, options={"verify_signature": False})  # it is
+                if claims.get(self._claim) != self._tenant:
+                    raise AuthenticationError(f"this server is for tokens of {self._tenant}")
+            return user
         except AuthenticationError:
             self._note()
             raise

@@ -34,17 +34,28 @@ def named_keys(home: Path, environment: Mapping[str, str] | None = None) -> KeyS
         ConfigurationError: as `keys_at`; or a tenant is to sign with the keys of others.
     """
     env = os.environ if environment is None else environment
+    own = own_openbao(home)
     if not env.get(KEYS):
-        env = {**own_openbao(home), **env}
+        env = {**own, **env}
     if not (address := env.get(KEYS)):
         return None
+    if address != own.get(KEYS):
+        check_keys(home, address)
+    return keys_at(address, env)
+
+
+def check_keys(home: Path, address: str) -> None:
+    """See that a key store is of the tenant of a state folder alone.
+
+    Raises:
+        ConfigurationError: its address does not say so.
+    """
     tenant, last = tenant_of(home), urlsplit(address).path.rstrip("/").rpartition("/")[2]
     if tenant and last not in (tenant, f"transit-{tenant}"):
         wanted = f"a `transit` engine or a folder of its own, .../transit-{tenant}"
         raise ConfigurationError(
-            f"{KEYS} of the tenant {tenant} is {address}; expected {wanted}. Nothing was signed"
+            f"{KEYS} of the tenant {tenant} is {address}; expected {wanted}. Nothing was done"
         )
-    return keys_at(address, env)
 
 
 def own_openbao(home: Path) -> dict[str, str]:

@@ -6,6 +6,8 @@ feature server is a stand-in, which answers whatever reaches it.
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,7 +19,7 @@ from serving.security.certificates import ensure_authority, ensure_certificate
 from tasks.governance.identity import switch
 from tests.support.host.processes import wait_until
 from tests.support.services.openbao import CALLBACK, RunningOpenBao
-from tests.support.services.sign_in import CLIENT, Gate, running_gate
+from tests.support.services.sign_in import CLIENT, Gate, provider, running_gate
 from tests.support.services.signing import forged_tokens
 
 ALL = ("viewer", "operator", "approver", "auditor", "admin")
@@ -104,6 +106,29 @@ def test_who_shows_no_good_token_is_refused_and_noted(gate: Gate, client: httpx.
     assert client.get("/features/flights/health", headers=claims).status_code in CLOSED
     assert not gate.passed
     assert any(line["who"]["subject"] is None for line in gate.journal("refuse"))
+
+
+def test_at_each_tenants_gateway_its_own_tokens_and_sessions_alone_open(tmp_path: Path) -> None:
+    paths = [(m, p) for m, p, roles, _ in REQUESTS if "admin" in roles and "whoami" not in p][::4]
+    with ExitStack() as stack:
+        issuer = stack.enter_context(provider())
+        gate_of = partial(running_gate, tmp_path, servers=False)
+        gates = [stack.enter_context(gate_of(of=(name, issuer))) for name in ("red", "blue")]
+        clients = [stack.enter_context(gate.client()) for gate in gates]
+        for tenant in ("red", "blue", "falaj", "red ", None):
+            shown = gates[0].bearer("admin", sub="rana", tenant=tenant)
+            for gate, client in zip(gates, clients, strict=True):
+                for method, path in paths:
+                    status = client.request(method, path, headers=shown).status_code
+                    assert (status not in CLOSED) == (tenant == gate.home.name), (tenant, path)
+        issuer.person = {"sub": "rana", "roles": ["admin"], "tenant": "red"}
+        browser = stack.enter_context(gates[0].client(follow_redirects=True))
+        page = "/reports/one/index.html"
+        assert browser.get(page, headers={"accept": "text/html"}).status_code == 200
+        replayed = stack.enter_context(gates[1].client(cookies=dict(browser.cookies)))
+        assert {replayed.get(each).status_code for each in (page, "/sign-in/whoami")} <= {*CLOSED}
+        switch(gates[0].home, ["rana"], "rana", off=True)
+        assert browser.get(page).status_code == 403
 
 
 def test_an_account_is_switched_off_with_the_next_request(gate: Gate, client: httpx.Client) -> None:

@@ -28,6 +28,7 @@ from tasks.kernel.files import write_atomically
 from tasks.kernel.keys.choice import key_store
 from tasks.kernel.keys.openbao import OpenBao, OpenBaoKeys, RefusedError
 from tasks.kernel.keys.store import check_signature
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.services.openbao import RunningOpenBao
 
 
@@ -78,6 +79,42 @@ def test_a_key_is_destroyed_by_an_administrators_token_alone(openbao: RunningOpe
     with pytest.raises(ConfigurationError, match="refuses the token"):
         OpenBaoKeys(keys.bao, openbao.program("platform")).destroy("tenant-kept")
     assert keys.decrypt("tenant-kept", encrypted) == b"k" * 32
+
+
+def test_an_admin_of_another_tenant_is_none_of_openbao(
+    openbao: RunningOpenBao, tmp_path: Path
+) -> None:
+    openbao.add("zayd", "admin", "auditor", tenant="blue")
+    write_atomically(tmp_path / "zayd", openbao.sign_in("zayd"), private=True)
+    theirs = OpenBao(openbao.url, tmp_path / "zayd", openbao.files.authority.certificate)
+    for method, path in (
+        ("post", "identity/entity/name/zayd"),
+        ("post", "auth/userpass/users/omar"),
+        ("list", "identity/entity/name"),
+        ("delete", "transit/keys/models"),
+    ):
+        with pytest.raises(ConfigurationError, match="refuses the token"):
+            theirs.ask(method, path, metadata={"tenant": "red"})
+    assert openbao.administrator(tmp_path).ask("list", "identity/entity/name")["data"]["keys"]
+
+
+def test_an_engine_of_a_tenant_is_its_alone(openbao: RunningOpenBao, tmp_path: Path) -> None:
+    """With the policy that the page shows."""
+    page = (PROJECT_ROOT / "docs" / "how-to" / "tenants.md").read_text()
+    policy, root = page.partition("<<'END'")[2].partition("END")[0], openbao.root(tmp_path)
+    root.ask("post", "sys/mounts/transit-red", type="transit")
+    root.ask("post", "sys/policies/acl/red", policy=policy)
+    token = root.ask("post", "auth/token/create", policies=["red"])["auth"]["client_token"]
+    write_atomically(tmp_path / "red", token, private=True)
+    red = OpenBao(openbao.url, tmp_path / "red", openbao.files.authority.certificate)
+    keys = OpenBaoKeys(red, None, "transit-red")
+    encrypted = keys.encrypt("red", b"k" * 32)
+    keys.rotate("red")
+    assert keys.decrypt("red", encrypted) == b"k" * 32
+    keys.sign("models", b"x")
+    for bao, mount in ((red, "transit"), (openbao.program("platform"), "transit-red")):
+        with pytest.raises(ConfigurationError, match="refuses the token"):
+            OpenBaoKeys(bao, None, mount).decrypt("red", encrypted)
 
 
 def test_an_open_or_absent_token_file_a_wrong_token_and_a_foreign_authority_are_refused(

@@ -23,6 +23,8 @@ from infra.deploying.automations import decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
 from tasks.contracts.base import TimeWindow
 from tasks.features.tables.ledger import Ledger
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.host.processes import run_python, wait_until
 from tests.support.platform.deploys import REPO, on_server, part_of_the_file, plan_of, redeploy
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
@@ -267,3 +269,13 @@ def test_a_run_without_a_window_takes_the_newest_hours_and_is_named_by_them(
         f"refresh-{config.name}-{config.current.slug}",
         config.current,
     )
+
+
+def test_a_server_to_which_another_tenant_deployed_takes_nothing(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = trace(plan)
+    monkeypatch.setenv("FALAJ_HOME", str(put_tenant(tmp_path, "red", Tenant())))
+    with pytest.raises(ConfigurationError, match="holds the state of the installation"):
+        redeploy(plan_of(PART, tmp_path))
+    assert trace(plan) == before

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import yaml
 
 from falaj.context import Context
 from falaj.state import _prepare, backup, migrate, restore
@@ -23,7 +24,8 @@ from tasks.governance.journal import Journal
 from tasks.governance.verification import verify
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.location import Location, object_name
-from tasks.kernel.settings import ArtifactStore, Settings, server_environment
+from tasks.kernel.settings import SERVER_NAMES, ArtifactStore, Settings, server_environment
+from tasks.kernel.tenants import Tenant, put_tenant
 from tasks.metadata.database import USED, held_everywhere, open_database, transaction
 from tasks.metadata.tables import models
 from tasks.registry.connection import ADDRESS, load_mlflow
@@ -454,3 +456,41 @@ def test_a_backup_that_leads_out_of_the_state_is_refused(
     location.write("backups/b.json", json.dumps({**made, "files": {name: {"link": link}}}).encode())
     with pytest.raises(ArtifactError, match="leads out of the state"):
         read_backup(location, "b")
+
+
+def of_tenant(home: Path, tenant: str) -> Context:
+    """What a command of a tenant works on, in a process of its own."""
+    for name in {*SERVER_NAMES.values()} & {*os.environ}:
+        del os.environ[name]
+    os.environ.update({"FALAJ_HOME": str(home), "FALAJ_TENANT": tenant})
+    return Context(assume_yes=True)
+
+
+@pytest.mark.parametrize(("own", "other"), [("red", "blue"), ("", "red"), ("red", "")])
+def test_a_location_and_a_database_are_refused_to_other_tenants(
+    tmp_path: Path, bucket: str, postgres: str, own: str, other: str
+) -> None:
+    homes = {"": tmp_path, **{n: put_tenant(tmp_path, n, Tenant()) for n in ("red", "blue")}}
+    server = {"state": bucket, "database": new_database(postgres)}
+    (homes[own] / "server.yaml").write_text(yaml.safe_dump(server))
+    assert of_tenant(tmp_path, own).settings.location == Location(bucket)
+    for name, value in server.items():
+        (homes[other] / "server.yaml").write_text(yaml.safe_dump({name: value}))
+        with pytest.raises(ConfigurationError, match=f"holds the state of {own or 'the instal'}"):
+            of_tenant(tmp_path, other).settings  # noqa: B018
+    assert {*Location(bucket).entries("")} == {"identity"}
+
+
+def test_a_backup_of_another_tenant_is_not_restored(tmp_path: Path) -> None:
+    place, home = str(tmp_path / "backups"), tmp_path / "inst"
+    for name in ("red", "blue"):
+        put_tenant(home, name, Tenant())
+    settings = of_tenant(home, "blue").settings
+    open_database(settings.metadata_url).dispose()
+    build_notes(settings.store, "secret")
+    backup(place, context=of_tenant(home, "blue"))
+    for other in ("red", ""):
+        with pytest.raises(ConfigurationError, match="holds the state of blue"):
+            restore(place, context=of_tenant(home, other))
+        assert not of_tenant(home, other).settings.store.folders("notes")
+    restore(place, context=of_tenant(tmp_path / "rehearsal", ""))

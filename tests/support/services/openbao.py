@@ -1,6 +1,7 @@
 """A real OpenBao, set up as the platform sets up its own, and a browser's part of a sign-in."""
 
 import ssl
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,10 +44,21 @@ class RunningOpenBao:
         write_atomically(folder / "token", self.sign_in("administrator"), private=True)
         return OpenBao(self.url, folder / "token", self.files.authority.certificate)
 
+    def root(self, folder: Path) -> OpenBao:
+        """It, asked with a new root token, which the recovery key makes."""
+        asked = self._ask("put", "/v1/sys/generate-root/attempt")
+        key = {"key": self.files.recovery.read_text().strip(), "nonce": asked["nonce"]}
+        made = self._ask("put", "/v1/sys/generate-root/update", json=key)["encoded_token"]
+        pairs = zip(b64decode(f"{made}=="), asked["otp"].encode(), strict=True)
+        write_atomically(folder / "root", bytes(a ^ b for a, b in pairs), private=True)
+        return OpenBao(self.url, folder / "root", self.files.authority.certificate)
+
     def add(self, name: str, *roles: str, tenant: str = "red", use_cases: str = "") -> None:
         """Add an account, or change it."""
         facts = {"tenant": tenant, "use_cases": use_cases}
-        platform.add_account(self.program("accounts"), name, PASSWORD, roles, **facts)
+        is_ours = tenant != "blue"
+        bao = self.program("accounts")
+        platform.add_account(bao, name, PASSWORD, roles, is_ours=is_ours, **facts)
 
     @property
     def oidc(self) -> dict[str, str]:

@@ -34,6 +34,7 @@ from infra.platform.files import PlatformFiles, ensure_password
 from infra.platform.services import Plan, mlflow_service, prefect_service
 from serving.security.certificates import ensure_authority
 from tasks.contracts.serving import live_addresses
+from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.host.processes import python, wait_until
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 from tests.support.state import acts
@@ -161,17 +162,22 @@ def write_sign_in(home: Path, at: str, /, **settings: Any) -> None:
 
 
 @contextmanager
-def running_gate(folder: Path, *, servers: bool = True, **settings: Any) -> Iterator[Gate]:
+def running_gate(
+    folder: Path, *, servers: bool = True, of: tuple[str, Provider] | None = None, **settings: Any
+) -> Iterator[Gate]:
     """Start all; `settings` go into sign-in.yaml.
+
+    Args:
+        of: tenant and issuer, where the folder has an installation with several gates.
 
     Real are Envoy, the authorizer, Prefect's and MLflow's servers and the serving process (unless
     `servers` is False); the feature server is a stand-in that answers all.
     """
-    home = folder / "home"
-    home.mkdir(parents=True)
+    (above := folder / "home").mkdir(parents=True, exist_ok=of is not None)
+    home = put_tenant(above, of[0], Tenant()) if of else above
     with ExitStack() as stack:
-        issuer = stack.enter_context(provider())
-        write_sign_in(home, issuer.issuer, **settings)
+        issuer = of[1] if of else stack.enter_context(provider())
+        write_sign_in(above, issuer.issuer, **settings)
         passed: list[Asked] = []
 
         def answer(asked: Asked) -> Answer:
@@ -219,8 +225,8 @@ def running_gate(folder: Path, *, servers: bool = True, **settings: Any) -> Iter
                 stack.callback(ended, run)
             words = ("--http-port", "0", "--grpc-port", "0", "--admin-port", "0")
             log = stack.enter_context((folder / "serving.log").open("w"))
-            known = {**os.environ, "FALAJ_HOME": str(home)}
-            run = python("-m", "serving", *words, env=known, stdout=log, stderr=log)
+            own = {**os.environ, "FALAJ_HOME": str(home)}
+            run = python("-m", "serving", *words, env=own, stdout=log, stderr=log)
             stack.callback(ended, run)
             wait_until(lambda: bool(live_addresses(home)), "serving is up", START_LIMIT_S)
             direct["serving"] = str(live_addresses(home)[0]["admin"])

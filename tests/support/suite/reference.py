@@ -54,6 +54,7 @@ VARIABLES = {
     "FALAJ_OIDC_DISCOVERY_URL": "Discovery document of Feast's servers.",
     "FALAJ_REDIS": "Feast's connection string of Redis, profiles `server` and `cluster`.",
     "FALAJ_REGISTRY_URL": "Feast's registry in PostgreSQL, profiles `server` and `cluster`.",
+    "FALAJ_TENANT": "Tenant of the installation at `FALAJ_HOME` whose state is worked on.",
     "FALAJ_TOKEN_FILE": "File with the token of who gives commands, where people sign in.",
     "FALAJ_STATE": "Location of the state that machines share; else the state folder.",
     "FALAJ_TRITON_PYTHON": "Python of the environment that holds Triton.",

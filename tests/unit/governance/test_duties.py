@@ -15,8 +15,9 @@ from falaj.__main__ import main
 from tasks.governance import identity
 from tasks.governance.duties import acting, agreed_by_two, broken_glass, check_approver
 from tasks.governance.policy import Policies
-from tasks.kernel.errors import AccessError, TransientError
+from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
 from tasks.kernel.settings import Settings
+from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.services.sign_in import Provider, provider, write_sign_in
 from tests.support.services.signing import forged_tokens
 from tests.support.state import acts
@@ -103,6 +104,27 @@ def test_an_account_that_is_switched_off_gives_no_command(home: Path, issuer: Pr
     (home / "access" / "denied.json").write_text("spoilt")
     with pytest.raises(Exception, match="nobody is let in"):
         identity.current_subject(home)
+
+
+def test_in_a_tenants_folder_its_own_people_act_and_switch_off_nobody_elsewhere(
+    home: Path, issuer: Provider
+) -> None:
+    red, blue = (put_tenant(home, name, Tenant()) for name in ("red", "blue"))
+    sign_in(home, issuer.token("admin", sub="rana", tenant="red"))
+    assert acting(red, "administer", None).tenant == "red"
+    for other in (blue, home):
+        with pytest.raises(AccessError, match="another tenant's"):
+            acting(other, "administer", None)
+    identity.switch(home, ["omar"], "ana", off=True)
+    identity.switch(red, ["rana"], "rana", off=True)
+    identity.switch(red, ["omar"], "rana", off=False)
+    assert ({*identity.switched_off(red)}, {*identity.switched_off(blue)}) == (
+        {"rana", "omar"},
+        {"omar"},
+    )
+    put_tenant(home, "falaj", Tenant())  # who runs the installation is none of them
+    with pytest.raises(ConfigurationError, match="admins would be those of all"):
+        acting(red, "administer", None)
 
 
 def test_who_trained_does_not_approve(home: Path) -> None:

@@ -1,4 +1,5 @@
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -6,6 +7,8 @@ from pydantic import ValidationError
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import CoreLimit, CoreSet, HostDevices
 from tasks.control.leases.placement import AGEING_S, Claim, Grant, Taken, due_s, grants_for, place
+from tasks.control.leases.repository import LeaseRepository, acquire
+from tasks.kernel.errors import ConfigurationError, LeaseError
 from tests.support.platform.lease_devices import gpu, host
 
 
@@ -115,3 +118,29 @@ def test_a_container_keeps_no_more_cores_busy_than_it_may() -> None:
 def test_a_wrong_request_is_rejected(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         LeaseRequest.model_validate(wrong)
+
+
+def of(tenant: str, cores: int | None = None, gpus: int | None = None) -> HostDevices:
+    limits = {"tenant": tenant, "tenant_cores": cores, "tenant_gpus": gpus}
+    return host(cores=8, gpus=2).model_copy(update=limits)
+
+
+def test_a_tenant_at_its_limit_waits_and_keeps_nothing_from_others() -> None:
+    red, blue, large = of("red", cores=4), of("blue"), LeaseRequest(cores=3)
+    held = claim(1, large, red, grant=Grant(cores=(0, 1, 2)))
+    line = [claim(2, large, red), claim(3, LeaseRequest(cores=1), red)]
+    line.append(claim(4, LeaseRequest(cores=5), blue))
+    assert grants_for(line, Taken.by([held])) == {"4": Grant(cores=(3, 4, 5, 6, 7))}
+    one, none = LeaseRequest(gpus=1), of("red", gpus=0)
+    assert place(one, none, Taken()) is None
+    assert place(one, blue, Taken(gpus={"GPU-0"})) == Grant(gpus=("GPU-1",))
+
+
+def test_what_another_tenant_runs_is_not_said(tmp_path: Path) -> None:
+    repository, whole = LeaseRepository(tmp_path), LeaseRequest(cores=8)
+    with acquire(repository, whole, "secret", devices=of("red")):
+        for other, seen in (("blue", "tenant red"), ("", "tenant red"), ("red", "secret")):
+            with pytest.raises(LeaseError, match=f"held by {seen}"):
+                acquire(repository, whole, "mine", wait_s=0, devices=of(other))
+    with pytest.raises(ConfigurationError, match="cannot be leased here"):
+        acquire(repository, whole, "x", devices=of("red", cores=4))

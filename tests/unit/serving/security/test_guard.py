@@ -18,10 +18,11 @@ from jwt.utils import base64url_encode
 
 from serving.errors import ForbiddenError, ServingError, TooManyRequestsError, UnauthorizedError
 from serving.interfaces import Action, Guard, Headers, Principal
-from serving.security.config import Rate, SecurityConfig
-from serving.security.guard import SecurityGuard
+from serving.security.config import KEYS_FILE, Rate, SecurityConfig, SecuritySection
+from serving.security.guard import SecurityGuard, secured
 from serving.security.keys import create_key, revoke_key
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.host.processes import wait_until
 from tests.support.services.signing import AUDIENCE, Signer, forged_tokens, published
 
@@ -220,6 +221,30 @@ def test_tenants_are_kept_apart(world: World) -> None:
         with pytest.raises(ForbiddenError, match="operators"):
             admit(guard, bearer(own), "admin", shared)
     assert "org names nobody" in refused(guard, world.signer.token("infer:*"))
+
+
+def test_a_tenants_server_takes_tokens_and_keys_of_its_tenant_alone(world: World) -> None:
+    file = world.folder / "api-keys.json"
+    mine, theirs = (create_key(file, "k", ("infer:*",), name)[0] for name in ("red", "blue"))
+    config = world.guard({"tenant_claim": "org"}, api_keys=str(file))._config
+    guard = SecurityGuard(config, tenant="red")
+    own, other = (world.signer.token("infer:*", "admin:*", org=name) for name in ("red", "blue"))
+    assert admit(guard, bearer(own), "admin", "m").tenant == admit(guard, api_key(mine)).tenant
+    for token in (other, world.signer.token("infer:*"), world.signer.token("infer:*", org="")):
+        refused(guard, token)
+    assert "of the tenant red" in refused(SecurityGuard(world.guard()._config, tenant="red"), own)
+    with pytest.raises(ForbiddenError, match="does not belong to blue"):
+        admit(guard, api_key(theirs))
+
+
+def test_a_tenants_server_is_closed_where_nothing_is_said(tmp_path: Path) -> None:
+    home = put_tenant(tmp_path, "red", Tenant())
+    key, foreign = (create_key(f / KEYS_FILE, "nightly", ("infer:m",))[0] for f in (home, tmp_path))
+    assert secured(SecuritySection(), tmp_path, "127.0.0.1") is None
+    found = secured(SecuritySection(), home, "127.0.0.1")
+    assert found and admit(found.guard, api_key(key)).subject == "nightly"  # noqa: PT018
+    for presented in ([], api_key(foreign)):
+        refused(found.guard, presented)
 
 
 def test_api_keys_are_kept_as_digests_and_end(world: World) -> None:
