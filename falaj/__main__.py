@@ -114,6 +114,7 @@ COMMANDS = {
         "whoami": ("session:whoami", "Show who acts here, with which roles."),
         "access": ("session:access", "Switch accounts off and on."),
         "tenants": ("governance.tenants:app", "Add and list tenants, and what each may hold."),
+        "grants": ("governance.grants:app", "Let other tenants read feature views, until revoked."),
         "accounts": ("platform:accounts", "Add, disable and list people who sign in."),
         "certificates": ("platform:certificates", "Issue a certificate of a private authority."),
     },
@@ -133,7 +134,7 @@ COMMANDS = {
     },
 }
 READS = frozenset(
-    "check,status,open,show,list,trace,verify,parity,counts,settings,drift,replay,decisions,costs,"
+    "check,status,open,show,list,read,trace,verify,parity,counts,settings,drift,replay,decisions,costs,"
     "audit,begin,doctor,logs,ui,manifests,completion".split(",")
 )
 """Last words of the commands that change nothing, or say in the journal themselves what they do: of

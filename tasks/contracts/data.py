@@ -242,6 +242,8 @@ class FeatureTables(Described):
     """Each window that went in (`start/end`), and the digest of its rows and rules."""
     follows: dict[str, str] = Field(default={})
     """Raw table to its digest in the version that this one continues."""
+    handling: Handling | None = None
+    """Of the raw tables, as the newest window's were declared; None in older versions."""
 
 
 class MaterializedView(Described):

@@ -58,6 +58,18 @@ class Handling(Frozen):
             purpose=purpose,
         )
 
+    def lacking(self, declared: Self) -> list[str]:
+        """What a declaration must say besides what it says, to be no weaker than this."""
+        order = get_args(DataClass).index
+        own, given = {*self.purposes}, {*declared.purposes}
+        wider = self.data_class in PERSONAL and (not given <= own or bool(given) != bool(own))
+        faults = {
+            f"data_class: {self.data_class}": order(declared.data_class) < order(self.data_class),
+            f"home: [{', '.join(self.homes)}]": not {*self.homes} <= {*declared.homes},
+            f"purposes: [{', '.join(self.purposes)}]": wider,
+        }
+        return [wanted for wanted, is_lacking in faults.items() if is_lacking]
+
     @property
     def tags(self) -> dict[str, str]:
         """Tags of a model version; none where nothing was declared."""

@@ -13,6 +13,7 @@ from tasks.kernel.values import is_loopback
 UNKNOWN = "unknown"
 NAMED = ("pool", "hosts")
 """Beginnings of what is named and has no network address: a work pool, hosts that are found."""
+_HERE = ("package", "tenant")
 _LOCAL = ("", "file", "sqlite", "delta+file", "iceberg+file")
 
 
@@ -91,10 +92,10 @@ def zone_of(end: End, zones: Mapping[str, str], own: str | None, folders: tuple[
     Args:
         end: of an address.
         zones: pattern to zone.
-        own: zone of this machine: of loopback, and of what is in `folders`.
+        own: zone of this machine: of loopback, of its tenants, and of what is in `folders`.
         folders: the state folder and the project; links in paths are followed.
     """
-    is_here = end.scheme == "package" or (end.scheme not in NAMED and is_loopback(end.host))
+    is_here = end.scheme in _HERE or (end.scheme not in NAMED and is_loopback(end.host))
     if end.scheme in _LOCAL and not end.host:
         path = (folders[-1] / end.path).resolve()
         is_here = bool(end.path) and any(path.is_relative_to(f.resolve()) for f in folders)

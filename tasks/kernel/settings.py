@@ -153,8 +153,7 @@ class Settings:
         has the state folder itself, any other one `use_cases/<name>` in it, wherever its repository
         lies.
         """
-        name = self.use_case
-        return self.home if name == DEFAULT_FEATURE_REPO.name else self.home / USE_CASES / name
+        return features_home_of(self.home, self.use_case)
 
     @property
     def store(self) -> ArtifactStore:
@@ -202,6 +201,11 @@ class Settings:
             name = bring(self.reports / NEWEST_REPORT).read_text(encoding="utf-8").strip()
             return bring(self.reports / name)
         return self.reports / "latest"
+
+
+def features_home_of(home: Path, use_case: str) -> Path:
+    """See `Settings.features_home`."""
+    return home if use_case == DEFAULT_FEATURE_REPO.name else home / USE_CASES / use_case
 
 
 def state_of(features_home: Path) -> Path:

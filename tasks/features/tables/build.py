@@ -218,10 +218,11 @@ def build_feature_tables(
     rules = _rules_digest(config, repo)
     source = content_key(rules, [t.artifact.sha256 for t in landed.tables])
     name = f"{landed.window.start.isoformat()}/{landed.window.end.isoformat()}"
-    if base.sources.get(name) == source:
+    if base.sources.get(name) == source and base.handling == landed.handling:
         return base
     check_same_data(landed, base, config, store)
-    key = content_key(code_digest(__file__), base.version, base.sources, name, source)
+    made_from = [base.version, base.sources, name, source, landed.handling]
+    key = content_key(code_digest(__file__), *made_from)
 
     def build(folder: StagedFolder) -> FeatureTables:
         with duckdb_session(folder.path.parent) as con, SparkTables.chosen(repo, store) as spark:
@@ -237,6 +238,7 @@ def build_feature_tables(
             tables=tables,
             sources={**base.sources, name: source},
             follows={ref.name: ref.artifact.sha256 for ref in base.raw},
+            handling=landed.handling,
         )
 
     return store.build_once(TABLES, key, FeatureTables, build)

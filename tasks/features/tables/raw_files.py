@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from tasks.contracts.clock import TimeZone
+from tasks.governance.grants import SharedView
 from tasks.governance.handling import RAW, Address, Declared
 from tasks.kernel.errors import ConfigurationError
 
@@ -39,7 +40,8 @@ ColumnName = Annotated[
 ]
 
 
-def _without_password(uri: str) -> str:
+def _address(uri: str) -> str:
+    SharedView.of(uri)  # refuses what is of a tenant and names no feature view
     if "://" in uri and urlsplit(uri).password is not None:
         raise ValueError(
             "a uri with a password would stand in every copy of this file; leave it out, and give "
@@ -52,13 +54,11 @@ class RawTable(Declared):
     """One table as it comes from outside; of one without `columns` all are read."""
 
     name: Identifier = Field(description="Table that the queries read.")
-    uri: Annotated[str, AfterValidator(_without_password), Address(RAW, path=True)] = Field(
-        min_length=1
-    )
+    uri: Annotated[str, AfterValidator(_address), Address(RAW, path=True)] = Field(min_length=1)
     """Path of a Parquet, CSV or JSON file, packed or not, relative to the feature repository; a
     folder of them, or a pattern such as data/*.parquet; `package://`, `s3://`, `https://`,
-    `postgres://`, `delta+file://`, `delta+s3://`, `iceberg+catalog://`, `iceberg+file://` or
-    `iceberg+s3://`."""
+    `postgres://`, `delta+file://`, `delta+s3://`, `iceberg+catalog://`, `iceberg+file://`,
+    `iceberg+s3://`, or `tenant://` for a feature view of another tenant."""
     columns: dict[ColumnName, ColumnType] = Field(min_length=1, description="Name to type.")
     rename: dict[str, ColumnName] = Field(default={})
     """Name that the file gives a column to the name in `columns`, such as `{userId: user_id, Order
@@ -100,9 +100,9 @@ def undeclared(name: str, uri: str) -> RawTable:
     """A table of which only the address is known yet.
 
     Raises:
-        ConfigurationError: the address has a password.
+        ConfigurationError: the address has a password, or is none.
     """
     try:
-        return RawTable.model_construct(name=name, uri=_without_password(uri), columns={}, key=())
+        return RawTable.model_construct(name=name, uri=_address(uri), columns={}, key=())
     except ValueError as exc:
         raise ConfigurationError(str(exc)) from exc

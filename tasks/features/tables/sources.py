@@ -57,10 +57,14 @@ def open_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) 
             from tasks.features.tables.lakes import iceberg_source
 
             return iceberg_source(table, repo, window, scratch)
+        case "tenant":
+            from tasks.features.tables.tenants import tenant_source
+
+            return tenant_source(table, repo, window, scratch)
     raise ConfigurationError(
         f"cannot read {table.uri!r}; expected a path, or one of package://, s3://, https://, "
-        "postgres://, delta+file://, delta+s3://, iceberg+catalog://, iceberg+file:// and "
-        "iceberg+s3://"
+        "postgres://, delta+file://, delta+s3://, iceberg+catalog://, iceberg+file://, "
+        "iceberg+s3:// and tenant://"
     )
 
 

@@ -1,0 +1,162 @@
+"""Feature views that a tenant lets other tenants read, until it revokes that; and their addresses.
+
+    <owner's state>/grants.json            all grants of a state, signed by a key of that state
+    tenant://<owner>/<use case>/<view>     what a raw table of another tenant names as its `uri`
+
+A grant is looked up, and its signature verified, at every read. Nothing but the view is opened by
+it. The installation's own state is the tenant without a name.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tasks.governance.handling import Purpose
+from tasks.kernel.errors import AccessError, SignatureError
+from tasks.kernel.keys.choice import key_store
+from tasks.kernel.keys.signed import read_signed, signed
+from tasks.kernel.keys.store import EVIDENCE
+from tasks.kernel.settings import bring, put
+from tasks.kernel.tenants import NAME, tenant_of
+from tasks.kernel.values import Contract, checked
+from tasks.metadata.database import held_everywhere
+
+FILE, SCHEME = "grants.json", "tenant"
+_ADDRESS = re.compile(
+    rf"{SCHEME}://({NAME})?/([a-z][a-z0-9-]*)/([a-z][a-z0-9_]*)(?:@([0-9a-f]{{12}}))?"
+)
+
+
+class SharedView(NamedTuple):
+    """A feature view of another tenant, as an address names it."""
+
+    owner: str
+    """Empty: the installation."""
+    use_case: str
+    name: str
+    version: str = ""
+    """Beginning of the digest of the published feature tables; empty: whichever they are."""
+
+    @classmethod
+    def of(cls, uri: str) -> "SharedView | None":
+        """The view that a raw table's uri names; None where it names something else.
+
+        Raises:
+            ValueError: it is of this scheme, and names none.
+        """
+        if not uri.startswith(f"{SCHEME}:"):
+            return None
+        if not (found := _ADDRESS.fullmatch(uri)):
+            raise ValueError(
+                f"{uri!r} names no feature view of a tenant; expected {SCHEME}://TENANT/USE_CASE/"
+                "VIEW, without TENANT for one of the installation"
+            )
+        return cls(*(part or "" for part in found.groups()))
+
+    def __str__(self) -> str:
+        """Its address."""
+        at = self.version and f"@{self.version}"
+        return f"{SCHEME}://{self.owner}/{self.use_case}/{self.name}{at}"
+
+
+def shared_views(uris: Iterable[str]) -> list[SharedView]:
+    """Those that a use case reads, by the uris of its raw tables."""
+    return [view for view in map(SharedView.of, uris) if view]
+
+
+class Grant(Contract):
+    """One feature view that one tenant may read."""
+
+    use_case: str
+    view: str
+    to: str
+    """Empty: the installation."""
+    purpose: Purpose | Literal[""] = ""
+    """What alone the data may be processed for; empty: the grant does not say."""
+    since: datetime
+    until: date | None = None
+    """Last day on which it holds, UTC; None: until it is revoked."""
+    by: str
+    """Who gave it."""
+
+
+class _Grants(Contract):
+    grants: tuple[Grant, ...]
+
+
+def read_grants(home: Path) -> tuple[Grant, ...]:
+    """The grants of a state, also those that have ended.
+
+    Raises:
+        SignatureError: no key of this state signed them, or they were changed since.
+    """
+    file = home / FILE
+    try:
+        text = bring(file).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ()
+    keys = key_store(home).public_keys(EVIDENCE)  # and nobody else's, whom else one may trust here
+    content = read_signed(keys, text, str(file))
+    return checked(_Grants, content, str(file), "Nothing was read").grants
+
+
+def put_grant(home: Path, grant: Grant) -> None:
+    """Add a grant, in place of the one of this view to this tenant.
+
+    Raises:
+        SignatureError: those that are there were changed.
+        TransientError, StorageError: the key store or the disk refuses.
+    """
+    _change(home, (grant.use_case, grant.view, grant.to), grant)
+
+
+def remove_grant(home: Path, use_case: str, view: str, to: str) -> bool:
+    """Revoke a grant; false where there is none. Raises as `put_grant`."""
+    return _change(home, (use_case, view, to), None)
+
+
+def _change(home: Path, key: tuple[str, str, str], new: Grant | None) -> bool:
+    with held_everywhere(home / "grants.lock"):
+        found = {(each.use_case, each.view, each.to): each for each in read_grants(home)}
+        known = found.pop(key, None)
+        content = _Grants(grants=(*found.values(), *([new] if new else [])))
+        put(home / FILE, signed(key_store(home), content.model_dump(mode="json")))
+    return known is not None
+
+
+def check_grant(home: Path, use_case: str, view: str, to: str, purpose: str) -> Grant:
+    """The grant by which a tenant reads a feature view of this state now, for a purpose.
+
+    Raises:
+        AccessError: there is none, it has ended, or is for another purpose.
+    """
+    owner, reader = tenant_of(home) or "the installation", to or "the installation"
+    ask = f"ask who administers {owner} for `falaj grants add {view} --to {to or repr('')}` there"
+    try:
+        grants = read_grants(home)
+    except SignatureError as exc:
+        raise AccessError(
+            f"the grants of {owner} do not count ({exc}); ask who administers it to move "
+            f"{home / FILE} away, and to make them anew"
+        ) from exc
+    named = (use_case, view, to)
+    grant = next((g for g in grants if (g.use_case, g.view, g.to) == named), None)
+    if grant is None:
+        raise AccessError(
+            f"{owner} does not let {reader} read the feature view {view} of {use_case}: it was "
+            f"never granted, or that was revoked; {ask}"
+        )
+    if grant.until and grant.until < datetime.now(UTC).date():
+        raise AccessError(
+            f"{owner} let {reader} read the feature view {view} of {use_case} until {grant.until}; "
+            f"{ask}"
+        )
+    if grant.purpose and purpose != grant.purpose:
+        raise AccessError(
+            f"{owner} lets {reader} read the feature view {view} of {use_case} for "
+            f"{grant.purpose} alone, and `purpose` of use_case.yaml is {purpose or 'not said'}; "
+            f"process it for that, or {ask} with another --purpose"
+        )
+    return grant
