@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -17,21 +17,22 @@ from falaj.context import EXIT_FAILED, DryRun, Here, Shown, row
 from falaj.governance.evidence import run_command
 from falaj.models import open_registry
 from tasks.features.catalogue import APPLIED, catalogued_views
+from tasks.features.tables.tenants import OF_READER
+from tasks.governance import journal
 from tasks.governance.duties import acting
-from tasks.governance.handling import DataClass, Handling
+from tasks.governance.grants import read_grants
 from tasks.kernel.errors import ArtifactError, FalajError
 from tasks.kernel.files import digest_of
-from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.settings import (
     DEFAULT_FEATURE_REPO,
     DEFAULT_PROFILE,
-    SERVER_NAMES,
     USE_CASES,
     VALUE,
     ArtifactStore,
     Settings,
     bring,
     children,
+    features_home_of,
     put,
 )
 from tasks.kernel.tenants import TENANT, own_tenant, read_tenants, tenant_of
@@ -41,22 +42,21 @@ from tasks.registry.mlflow_registry import CHAMPION
 from tasks.validation.docs import CURRENT, FOLDER
 from tasks.validation.outcome import SuiteOutcome, read_outcome
 
-PAGE = Path("catalogue") / "index.html"
-OWN = {*SERVER_NAMES.values(), "FALAJ_PROFILE", ENCRYPTION}
-"""Variables that are of one state alone; another tenant's are in its `server.yaml`."""
+PAGE, RESULT = Path("catalogue") / "index.html", "validation.json"
 AT_A_TIME = 4
-RESULT_FILE = "validation.json"
+"""Tenants' states that are read side by side."""
 Facts = dict[str, Any]
 
 
 def catalogue(*, dry_run: DryRun = False, context: Here) -> Shown:
     """Show every feature view: whose, of what data, how fresh and good, who uses it, who may.
 
-    Of an installation with its tenants' views, as far as who asks may read them; what cannot be
+    Of an installation also its tenants' views, as far as who asks may read them. What cannot be
     read is named, and the exit code is 1. The page is `catalogue/index.html` of the state folder.
 
     Raises:
         ConfigurationError: the list of tenants says what cannot be.
+        StorageError: the disk refused the page.
 
     Examples:
         falaj catalogue
@@ -64,134 +64,132 @@ def catalogue(*, dry_run: DryRun = False, context: Here) -> Shown:
     """
     from tasks.reporting.page import page_environment
 
+    home, contacts = context.home, {n: t.contact for n, t in read_tenants(context.home).items()}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        known = read_tenants(context.home)
-        theirs = pool.map(lambda name: _of_tenant(context.home, name, known[name].contact), known)
-        own = to_jsonable_python(_entries(context.settings))
-        found = [*own, *(entry for each in theirs for entry in each)]
+        theirs = pool.map(lambda name: _of_tenant(home, name, contacts[name]), contacts)
+        found = to_jsonable_python(_of_state(context.settings))
+        found += [entry for entries in theirs for entry in entries]
+    found.sort(key=lambda entry: (not entry["views"], not entry["trouble"]))
     facts: Facts = {"time": f"{datetime.now(UTC):%FT%TZ}", "use_cases": found}
+    lines = [line for entry in found for line in _lines(entry)]
     if not dry_run:
         template = page_environment().get_template("catalogue.html.j2")
-        put(context.home / PAGE, template.render(now=facts["time"], use_cases=found))
-        facts["page"] = context.home / PAGE
-    lines = [line for entry in found for line in _lines(entry)]
-    lines += [] if dry_run else [row("Page", context.home / PAGE)]
-    return Shown(facts, lines, EXIT_FAILED if any(each["trouble"] for each in found) else 0)
+        put(home / PAGE, template.render(now=facts["time"], use_cases=found))
+        facts["page"] = home / PAGE
+        lines.append(row("Page", home / PAGE))
+    return Shown(facts, lines, EXIT_FAILED if any(entry["trouble"] for entry in found) else 0)
 
 
 def _of_tenant(home: Path, name: str, contact: str) -> list[Facts]:
-    """As a process with the tenant's servers, keys and mounts finds it."""
-    kept = {n: value for n, value in os.environ.items() if n not in OWN}
-    command = "falaj catalogue --dry-run"
-    answer = run_command(command, {**kept, "FALAJ_HOME": str(home), TENANT: name})
+    """As a process finds it that works with the tenant's own servers, keys and mounts."""
+    kept = {n: v for n, v in os.environ.items() if n not in {*OF_READER, "FALAJ_PROFILE"}}
+    environment = {**kept, "FALAJ_HOME": str(home), TENANT: name}
+    answer = run_command("falaj catalogue --dry-run", environment)
     if not isinstance(answer.document, dict):
-        return [{**_entry(name, contact), "trouble": answer.said or f"exit code {answer.code}"}]
-    own = f"../tenants/{name}/"
-    return [{**each, "folder": own} for each in answer.document["use_cases"]]
+        return [_entry(name, contact, trouble=answer.said or f"it ended with {answer.code}")]
+    return [{**each, "folder": f"../tenants/{name}/"} for each in answer.document["use_cases"]]
 
 
-def _entry(tenant: str, contact: str) -> Facts:
-    nothing: Facts = {"use_case": "", "trouble": "", "views": [], "models": []}
-    return {"tenant": tenant, "contact": contact, "folder": "../", **nothing}
+def _entry(tenant: str, contact: str, use_case: str = "", **found: Any) -> Facts:
+    nothing: Facts = {"folder": "../", "trouble": "", "models": [], "views": []}
+    return {"tenant": tenant, "contact": contact, "use_case": use_case, **nothing, **found}
 
 
-def _entries(settings: Settings) -> list[Facts]:
+def _of_state(settings: Settings) -> list[Facts]:
     """The use cases of one state; one without a name where there is none yet."""
     home, found = settings.home, []
-    nothing = _entry(tenant_of(home), own_tenant(home).contact)
-    for folder in (home, *children(home / USE_CASES)):
-        if not bring(folder / APPLIED).exists():
-            continue
-        name = DEFAULT_FEATURE_REPO.name if folder == home else folder.name
-        try:
-            acting(home, "read", name)
-            facts = _use_case(name, folder, settings)
-        except (FalajError, OSError) as exc:
-            facts = {"trouble": str(exc)}
-        found.append({**nothing, "use_case": name, **facts})
-    return found or [nothing]
+    tenant, contact = tenant_of(home), own_tenant(home).contact
+    for name in (DEFAULT_FEATURE_REPO.name, *(each.name for each in children(home / USE_CASES))):
+        if bring(features_home_of(home, name) / APPLIED).exists():
+            try:
+                acting(home, "read", name)
+                facts = _use_case(name, settings)
+            except (FalajError, OSError) as exc:
+                facts = {"trouble": str(exc)}
+            found.append(_entry(tenant, contact, name, **facts))
+    return found or [_entry(tenant, contact)]
 
 
-def _use_case(name: str, folder: Path, settings: Settings) -> Facts:
+def _use_case(name: str, settings: Settings) -> Facts:
+    home, store = settings.home, settings.store
     shared = None if settings.profile == DEFAULT_PROFILE else os.environ.get("FALAJ_REGISTRY_URL")
-    origins = known_origins(Journal(settings.home / "lineage"))
-    models = list(_models(name, settings, origins))
-    (newest, refused), landed = _checks(settings.store), _handlings(settings.store)
+    origins = known_origins(Journal(home / "lineage"))
+    models = {m["model"]: (m, made_from) for m, made_from in _models(name, settings, origins)}
+    grants, readers, today = read_grants(home), _readers(home), datetime.now(UTC).date()
+    checks, refused = _newest_checks(store)
     views = []
-    for view in catalogued_views(folder, shared, settings.store):
+    for view in catalogued_views(features_home_of(home, name), shared, store):
         table = f"features/{view.table}"
         start = next((d for d in origins if (d.name, d.version) == (table, view.sha256)), None)
-        behind = [origin.data for origin in Chain(start, origins)] if start else []
-        handlings = [landed[d.version] for d in behind if d.version in landed]
-        facts = {
-            "sources": sorted({d.name[4:] for d in behind if d.name.startswith("raw/")}),
-            "data_class": max((h.data_class for h in handlings), key=CLASSES.index, default=None),
-            "homes": sorted({zone for h in handlings for zone in h.homes}),
-            "quality": _quality(newest[view.sha256], refused, settings)
-            if view.sha256 in newest
-            else None,
-            "consumers": [m for each in models if (m := _consumer(each, table))],
+        behind = {origin.data.name for origin in Chain(start, origins)} if start else set()
+        check = checks.get(view.sha256 or "")
+        facts: Facts = {
+            "sources": sorted(n.removeprefix("raw/") for n in behind if n.startswith("raw/")),
+            "quality": _quality(check, refused, settings) if check else None,
+            "consumers": [
+                {**model, "versions": numbers}
+                for model, made_from in models.values()
+                if (numbers := [n for n, names in made_from.items() if table in names])
+            ],
+            "grants": [
+                {**g.model_dump(), "ended": g.until is not None and g.until < today}
+                for g in grants
+                if (g.use_case, g.view) == (name, view.table)
+            ],
+            "readers": readers.get(f"{name}/{view.table}", []),
         }
         views.append({**view.model_dump(), **facts})
-    shown = [{n: value for n, value in each.items() if n != "reads"} for each in models]
-    return {"views": views, "models": shown}
+    return {"models": [model for model, _ in models.values()], "views": views}
 
 
-CLASSES = get_args(DataClass)
+def _models(
+    use_case: str, settings: Settings, origins: Mapping[Data, Origin]
+) -> Iterator[tuple[Facts, dict[int, set[str]]]]:
+    """The use case's registered models, and the names of all that each version was made from."""
+    if (registry := open_registry(settings)) is None:
+        return
+    made = {data.name: data for data in origins}
+    for name in registry.names():
+        if registry.owner(name) == use_case:
+            numbers = [version.number for version in registry.versions(name)]
+            known = {n: made[key] for n in numbers if (key := f"models/{name}/{n}") in made}
+            behind = {n: {o.data.name for o in Chain(d, origins)} for n, d in known.items()}
+            champion = registry.aliases(name).get(CHAMPION)
+            yield {"model": name, "versions": numbers, "champion": champion}, behind
 
 
-def _models(use_case: str, settings: Settings, origins: dict[Data, Origin]) -> Iterator[Facts]:
-    """The use case's registered models, and what each version was made from."""
-    registry = open_registry(settings)
-    made = {data.name: data for data in origins if data.name.startswith("models/")}
-    for name in registry.names() if registry else ():
-        if registry is None or registry.owner(name) != use_case:
-            continue
-        numbers = [version.number for version in registry.versions(name)]
-        starts = {n: made[key] for n in numbers if (key := f"models/{name}/{n}") in made}
-        reads = {n: {o.data.name for o in Chain(d, origins)} for n, d in starts.items()}
-        champion = registry.aliases(name).get(CHAMPION)
-        yield {"model": name, "versions": numbers, "champion": champion, "reads": reads}
+def _readers(home: Path) -> dict[str, list[Facts]]:
+    """Feature view to the use cases of other tenants that read it, and when they did so last."""
+    found: dict[str, dict[object, Facts]] = {}
+    for line in journal.Journal(home / "audit").lines():
+        if b'"read-view"' in line.text and (said := line.content).get("outcome") == "ok":
+            reader = {"to": said["subject"]["to"], "use_case": said["who"]["use_case"]}
+            known = found.setdefault(said["subject"]["view"], {})
+            known[(*reader.values(),)] = {**reader, "last": said["time"]}
+    return {view: [*known.values()] for view, known in found.items()}
 
 
-def _consumer(model: Facts, table: str) -> Facts | None:
-    """The versions of a model that were made from a table; None where none was."""
-    numbers = [n for n, names in model["reads"].items() if table in names]
-    champion = model["champion"] if model["champion"] in numbers else None
-    return {**model, "versions": numbers, "champion": champion, "reads": None} if numbers else None
-
-
-def _handlings(store: ArtifactStore) -> dict[str, Handling]:
-    """How landed tables are to be treated, by their digests."""
-    found = {}
-    for folder in store.folders("landed"):
-        value = json.loads((folder / VALUE).read_text("utf-8"))
-        handling = Handling.model_validate(value.get("handling", {}))
-        found |= {table["artifact"]["sha256"]: handling for table in value["tables"]}
-    return found
-
-
-def _checks(store: ArtifactStore) -> tuple[dict[str, Path], dict[str, datetime]]:
+def _newest_checks(store: ArtifactStore) -> tuple[dict[str, Path], dict[str, datetime]]:
     """Newest validation of each table, by its digest; and when each suite last refused one."""
     refused = {}
     for folder in sorted(store.folders("failed_validations"), key=_written):
         if (outcome := _outcome(folder, store)) is not None:
             refused[outcome.suite] = _written(folder)
     folders = sorted(store.folders("validations"), key=_written)
-    values = {folder: json.loads((folder / VALUE).read_text("utf-8")) for folder in folders}
-    return {value["subject_sha256"]: folder for folder, value in values.items()}, refused
+    subjects = [json.loads((each / VALUE).read_text("utf-8"))["subject_sha256"] for each in folders]
+    return dict(zip(subjects, folders, strict=True)), refused
 
 
-def _quality(folder: Path, refused: dict[str, datetime], settings: Settings) -> Facts | None:
-    """What the newest validation saw; None where this release cannot read it."""
+def _quality(folder: Path, refused: Mapping[str, datetime], settings: Settings) -> Facts | None:
+    """What a validation saw; None where this release cannot read it."""
     if (outcome := _outcome(folder, settings.store)) is None:
         return None
-    page = f"{FOLDER}/{CURRENT}/{digest_of(folder / RESULT_FILE)[:24]}.html"
+    page = f"{FOLDER}/{CURRENT}/{digest_of(folder / RESULT)[:24]}.html"
     later, checked = refused.get(outcome.suite), _written(folder)
     return {
         "expectations": outcome.num_judged,
-        "warned": len(outcome.with_status("warned")),
         "failed": len(outcome.with_status("failed")),
+        "warned": len(outcome.with_status("warned")),
         "window": str(outcome.window),
         "checked": checked,
         "refused_later": later if later and later > checked else None,
@@ -201,7 +199,7 @@ def _quality(folder: Path, refused: dict[str, datetime], settings: Settings) -> 
 
 def _outcome(folder: Path, store: ArtifactStore) -> SuiteOutcome | None:
     with suppress(ArtifactError, FileNotFoundError):
-        return read_outcome(store.file(folder, RESULT_FILE))
+        return read_outcome(store.file(folder, RESULT))
     return None
 
 
@@ -213,15 +211,19 @@ def _lines(entry: Facts) -> Iterator[str]:
     """An entry for people."""
     name = "/".join(filter(None, [entry["tenant"] or "installation", entry["use_case"]]))
     yield f"{name}  {entry['contact']}".rstrip()
-    if entry["trouble"] or not entry["views"]:
-        yield f"  {'cannot be read: ' + entry['trouble'] if entry['trouble'] else 'no feature view'}"
+    if not entry["views"]:
+        why = entry["trouble"] and f"cannot be read: {entry['trouble']}"
+        yield f"  {why or 'no feature view'}"
     for view in entry["views"]:
-        found, event = view["quality"], str(view["newest_event"] or "nothing")[:16]
-        quality = (
-            f"{found['expectations']} checked, {found['failed']} failed" if found else "unchecked"
-        )
-        users = [f"{m['model']} {', '.join(map(str, m['versions']))}" for m in view["consumers"]]
+        check, event = view["quality"], str(view["newest_event"] or "no event")[:16]
+        handling = view["handling"] or {"data_class": "unknown"}
+        held = check and check["expectations"] - check["failed"] - check["warned"]
+        quality = f"{held} of {check['expectations']} hold" if check else "unchecked"
+        users = [f"{m['model']} {m['versions'][-1]}" for m in view["consumers"]]
+        users += [
+            f"granted to {g['to'] or 'the installation'}" for g in view["grants"] if not g["ended"]
+        ]
         yield (
-            f"  {view['name']:<22}{len(view['features']):>3} of {', '.join(view['entities']):<16}"
-            f"{view['data_class'] or 'unknown':<10}{event:<18}{quality:<24}{'; '.join(users)}"
+            f"  {view['name']:<24}{', '.join(view['entities']):<18}{handling['data_class']:<11}"
+            f"{event:<18}{quality:<18}{', '.join(users)}"
         ).rstrip()

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from jinja2 import Template
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -45,6 +45,7 @@ LOOK_EVERY = timedelta(seconds=1)
 
 REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)(/|$)")
 """Folders of reports lie under the state folder as their addresses do: one for each use case."""
+CATALOGUE_PATH = "/reports/catalogue"
 INDEX = Path(__file__).with_name("reports.html.j2")
 
 
@@ -218,6 +219,10 @@ class WithReports:
             return
         if scope["path"] in (f"/{found[1]}", f"/{found[1]}/"):
             await HTMLResponse(reports_index(self._home))(scope, receive, send)
+            return
+        page = self._home / "catalogue" / "index.html"
+        if scope["path"].rstrip("/") == CATALOGUE_PATH and bring(page).is_file():
+            await FileResponse(page)(scope, receive, send)
             return
         if (folder := self._home / found[1]).is_dir():
             # `latest` is a link to the newest.

@@ -16,6 +16,7 @@ from tasks.features.access.profile import import_feast
 from tasks.features.offline.duck import parquet, sql_name
 from tasks.features.tables.build import PUBLISHED, current_tables
 from tasks.features.tables.ledger import load_ledger, read_json
+from tasks.governance.handling import Handling
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import ArtifactStore, bring
 
@@ -37,6 +38,9 @@ class CataloguedView(Contract):
     """Feature table that it reads."""
     sha256: str | None
     """Of the published table."""
+    handling: Handling | None
+    """How its rows are to be treated: the strictest class, all homes of the raw tables; None in
+    tables of earlier releases."""
     newest_event: datetime | None
     published: datetime | None
     online_until: datetime | None
@@ -61,13 +65,11 @@ def catalogued_views(
     from feast.protos.feast.types.Value_pb2 import ValueType
 
     file = quote(str(folder / "feast" / "registry.db"))
-    engine = create_engine(
-        registry or f"sqlite:///file:{file}?mode=ro&uri=true", poolclass=NullPool
-    )
+    address = registry or f"sqlite:///file:{file}?mode=ro&uri=true"
     project = {"project": read_json(bring(folder / APPLIED)).get("project")}
     query = "SELECT feature_view_proto FROM feature_views WHERE project_id = :project"
     try:
-        with engine.connect() as connection:
+        with create_engine(address, poolclass=NullPool).connect() as connection:
             rows = connection.execute(text(query), project).scalars().all()
     except SQLAlchemyError as exc:  # its text may hold a password
         raise FeatureStoreError(
@@ -81,8 +83,8 @@ def catalogued_views(
     found = []
     for spec in (FeatureView.FromString(row).spec for row in rows):
         source = spec.batch_source
-        table = source.file_options.uri or source.name
-        ref = refs.get(table)
+        ref = refs.get(table := source.file_options.uri or source.name)
+        path = store.path(ref.artifact, verify=False) if ref else None
         view = CataloguedView(
             name=spec.name,
             description=spec.description,
@@ -90,10 +92,10 @@ def catalogued_views(
             entities=tuple(name for name in spec.entities if not name.startswith("__")),
             features={f.name: ValueType.Enum.Name(f.value_type).lower() for f in spec.features},
             table=table,
-            sha256=ref and ref.artifact.sha256,
-            newest_event=ref
-            and _newest(store.path(ref.artifact, verify=False), source.timestamp_field),
-            published=ref and _written(folder / PUBLISHED),
+            sha256=ref.artifact.sha256 if ref else None,
+            handling=tables.handling,
+            newest_event=_newest(path, source.timestamp_field) if path else None,
+            published=_written(folder / PUBLISHED) if path else None,
             online_until=online.get(spec.name),
         )
         found.append(view)

@@ -1,0 +1,180 @@
+"""The catalogue of an installation with tenants: one that shares, one whose state is damaged."""
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from falaj.__main__ import main
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureRefresh, TableRef, ValidationResult
+from tasks.features.access.store import apply_definitions, open_store
+from tasks.features.declared.columns import read_features
+from tasks.features.tables.build import EMPTY, build_feature_tables, publish_tables
+from tasks.features.tables.landing import land_raw_rows
+from tasks.governance.grants import Grant, put_grant
+from tasks.governance.journal import Journal
+from tasks.kernel.settings import Settings, StagedFolder
+from tasks.kernel.tenants import Tenant, put_tenant
+from tasks.lineage import journal as lineage
+from tasks.lineage.events import FlowRun
+from tasks.lineage.steps import refresh_steps
+from tasks.validation.outcome import CheckOutcome, SuiteOutcome
+from tests.support.data.declared import CUSTOMERS, FEATURES, ORDERS, write_rows, write_use_case
+from tests.support.data.repository import vouched
+
+WINDOW = TimeWindow(start=datetime(2024, 1, 1, tzinfo=UTC), end=datetime(2024, 3, 1, tzinfo=UTC))
+NOW = datetime.now(UTC)
+CONTACT = "Red & <b>Co</b>"
+ADDRESS = {"use_case": "mail-order", "view": "habits"}
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tenant red has a refreshed use case, blue a registry that is none, green nothing."""
+    folder = tmp_path_factory.mktemp("installation")
+    home = folder / "home"
+    red = put_tenant(home, "red", Tenant(contact=CONTACT))
+    blue = put_tenant(home, "blue", Tenant(contact="blue@example.org"))
+    personal = {"data_class": "personal", "home": ["uae"], "purposes": ["returns"]}
+    declared = {**FEATURES, "raw_tables": [{**ORDERS, **personal}, CUSTOMERS], "purpose": "returns"}
+    project = write_use_case(folder / "project", features=declared)
+    write_rows(project)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FALAJ_ZONE", "uae")  # where data of that home may be
+        refresh(Settings(red, project))
+    since = {"since": NOW, "by": "ana"}
+    put_grant(red, Grant(**ADDRESS, to="blue", purpose="returns", **since))
+    put_grant(red, Grant(**ADDRESS, to="green", until=date(2026, 1, 1), **since))
+    who, subject = {"use_case": "<i>churn"}, {"view": "mail-order/habits", "to": "blue"}
+    Journal(red / "audit").append("read-view", outcome="ok", who=who, subject=subject)
+    Journal(red / "audit").append("read-view", outcome="refused", who={}, subject=subject)
+    broken = blue / "use_cases" / "churn" / "feast"
+    broken.mkdir(parents=True)
+    (broken / "applied.json").write_text('{"project": "churn"}')
+    (broken / "registry.db").write_text("no database" * 1000)
+    return home
+
+
+def refresh(settings: Settings) -> None:
+    """As the flow does it, but for what is online; each table holds what one check asks."""
+    repo, home, store = settings.feature_repo, settings.features_home, settings.store
+    config = read_features(repo)[1]
+    landed = vouched(land_raw_rows(WINDOW, config, repo, store))
+    tables = build_feature_tables(landed, EMPTY, config, repo, store)
+    checked = tuple(check(table, settings) for table in tables.tables)
+    publish_tables(tables, checked, home, store)
+    apply_definitions(open_store(home, repo))
+    done = FeatureRefresh(window=WINDOW, rows=landed, tables=tables, validations=checked, views=())
+    record = lineage.Journal(settings.home / "lineage").record_steps
+    record(refresh_steps(done, {}), FlowRun(str(uuid4()), "feature_refresh"), NOW, "abc")
+
+
+def check(table: TableRef, settings: Settings) -> ValidationResult:
+    def keep(folder: StagedFolder) -> ValidationResult:
+        told = {"type": "unique", "table": "subject", "columns": ("customer",), "observed": ""}
+        statuses = ("passed", "passed", "warned")
+        found = [
+            CheckOutcome(entry=n, says="", severity="warning", status=status, **told)
+            for n, status in enumerate(statuses, 1)
+        ]
+        subject = {"subject": table.name, "subject_sha256": table.artifact.sha256}
+        subject |= {"suite": f"feature_{table.name}", "num_rows": table.num_rows}
+        outcome = SuiteOutcome(
+            **subject,
+            window=WINDOW,
+            passed=True,
+            great_expectations_version="1",
+            column_types={},
+            table_faults=(),
+            checks=found,
+            results=(),
+        )
+        (folder.path / "validation.json").write_text(outcome.model_dump_json())
+        result = folder.artifact("validation.json")
+        return ValidationResult(**subject, num_expectations=3, result=result)
+
+    return settings.store.build_once("validations", table.name, ValidationResult, keep)
+
+
+@pytest.fixture
+def shown(
+    installation: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, Any]]:
+    """What a command prints as JSON, and its exit code."""
+    monkeypatch.setenv("FALAJ_HOME", str(installation))
+
+    def run(*words: str) -> tuple[int, Any]:
+        code = main([*words, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_all_tenants_are_read_and_what_cannot_be_read_is_named(
+    shown: Callable[..., tuple[int, Any]], installation: Path
+) -> None:
+    code, found = shown("catalogue")
+    assert code == 1
+    named = [(e["tenant"], e["use_case"], bool(e["trouble"])) for e in found["use_cases"]]
+    assert named == [("red", "mail-order", False), ("blue", "churn", True), ("", "", False)]
+    assert "registry" in found["use_cases"][1]["trouble"]
+    page = (installation / "catalogue" / "index.html").read_text()
+    for text in (CONTACT, "<i>churn", "blue@example.org", "2 of 3 hold", "personal of uae"):
+        assert escape(text) in page
+    assert "<b>" not in page
+    assert "<i>" not in page
+    assert not {"Nizwa", "c07"} & set(re.findall(r"\w+", page))  # no value of a row
+
+
+def test_a_view_has_owner_data_freshness_quality_and_grants(
+    shown: Callable[..., tuple[int, Any]], installation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_TENANT", "red")
+    code, found = shown("catalogue", "--dry-run")
+    assert code == 0
+    (entry,) = found["use_cases"]
+    customers, habits = entry["views"]
+    assert entry["contact"] == CONTACT
+    assert (habits["name"], habits["entities"], customers["name"]) == (
+        "habits",
+        ["customer"],
+        "customers",
+    )
+    assert habits["features"]["amount_mean_7d"] == "double"
+    assert habits["handling"] == {
+        "data_class": "personal",
+        "homes": ["uae"],
+        "purposes": ["returns"],
+        "purpose": "returns",
+    }
+    assert habits["sources"] == ["customers", "orders"]
+    assert habits["newest_event"].startswith("2024-02-29")
+    assert datetime.fromisoformat(habits["published"]) <= datetime.now(UTC)
+    check = habits["quality"]
+    assert (check["expectations"], check["failed"], check["warned"]) == (3, 0, 1)
+    ended = {grant["to"]: grant["ended"] for grant in habits["grants"]}
+    assert ended == {"blue": False, "green": True}
+    assert [(r["to"], r["use_case"]) for r in habits["readers"]] == [("blue", "<i>churn")]
+    assert customers["grants"] == customers["readers"] == []
+    assert not (installation / "tenants" / "red" / "catalogue").exists()
+
+
+def test_who_is_not_signed_in_sees_that_there_is_something(
+    shown: Callable[..., tuple[int, Any]], installation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_in = {"issuer": "https://issuer.test", "client_id": "f", "client_secret": "s"}
+    monkeypatch.setenv("FALAJ_TENANT", "red")
+    monkeypatch.setenv("FALAJ_TOKEN_FILE", str(installation / "none"))
+    file = installation / "sign-in.yaml"
+    file.write_text(json.dumps(sign_in))
+    code, found = shown("catalogue", "--dry-run")
+    file.unlink()
+    assert (code, found["use_cases"][0]["views"]) == (1, [])
+    assert "no token" in found["use_cases"][0]["trouble"]
