@@ -10,15 +10,15 @@ from cyclopts import App, Parameter
 
 from falaj.context import EXIT_WRONG_INPUT, Here, Shown, acting
 from tasks.governance.duties import who
-from tasks.governance.grants import Grant, put_grant, read_grants, remove_grant
+from tasks.governance.grants import Grant, SharedView, put_grant, read_grants, remove_grant
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import ConfigurationError, FalajError
-from tasks.kernel.tenants import installation_of, tenant_home, tenant_of
+from tasks.kernel.tenants import home_of, installation_of, name_of
 from tasks.kernel.values import checked
 
 NOTHING = "Nothing was changed"
 app = App(name="grants")
-To = Annotated[str, Parameter(help="Tenant that may read it; '' for the installation itself.")]
+To = Annotated[str, Parameter(help="Tenant that may read it, or `installation`.")]
 
 
 @app.command
@@ -45,21 +45,18 @@ def add(
         raise ConfigurationError(
             f"{config.name} has no feature view {view!r}; expected {', '.join(known)}. {NOTHING}"
         )
-    if to:
-        tenant_home(installation_of(home), to)
-    now = datetime.now(UTC)
-    if to == tenant_of(home) or (until and until < now.date()):
-        seen = f"until {until}, which is over" if until else "to itself"
+    home_of(installation_of(home), to)
+    now, owner = datetime.now(UTC), name_of(home)
+    if to == owner or (until and until < now.date()):
         raise ConfigurationError(
-            f"a grant of {tenant_of(home) or 'the installation'} {seen} opens nothing; name "
+            f"a grant of {owner} to {to} until {until or 'it is revoked'} opens nothing; name "
             f"another tenant, and a day that is ahead. {NOTHING}"
         )
     subject = {"use_case": config.name, "view": view, "to": to, "purpose": purpose, "until": until}
     grant = checked(Grant, {**subject, "since": now, "by": person.name}, "the grant", NOTHING)
     with Journal(home / "audit").recorded("grant", subject=subject, who=who(person)):
         put_grant(home, grant)
-    uri = f"tenant://{tenant_of(home)}/{config.name}/{view}"
-    return Shown(grant, [f"{to or 'the installation'} may read it as uri: {uri}"])
+    return Shown(grant, [f"{to} may read it as uri: {SharedView(owner, config.name, view)}"])
 
 
 @app.command
@@ -83,7 +80,7 @@ def revoke(view: str, /, *, to: To, context: Here) -> Shown:
                 f"{view!r} of {subject['use_case']} is not granted to {to!r}; `falaj grants list` "
                 f"shows what is. {NOTHING}"
             )
-    return Shown(subject, [f"{to or 'the installation'} reads {view} no more"])
+    return Shown(subject, [f"{to} reads {view} no more"])
 
 
 @app.command(name="list")
@@ -95,7 +92,7 @@ def list_grants(*, context: Here) -> Shown:
     """
     found, today = read_grants(context.home), datetime.now(UTC).date()
     lines = [
-        f"{f'{each.use_case}/{each.view}':<32} {each.to or 'the installation':<16} "
+        f"{f'{each.use_case}/{each.view}':<32} {each.to:<16} "
         f"since {each.since:%F}, {_end(each, today)} by {each.by} {each.purpose}".rstrip()
         for each in found
     ]

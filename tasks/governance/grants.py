@@ -4,7 +4,7 @@
     tenant://<owner>/<use case>/<view>     what a raw table of another tenant names as its `uri`
 
 A grant is looked up, and its signature verified, at every read. Nothing but the view is opened by
-it. The installation's own state is the tenant without a name.
+it. The installation's own state is the tenant `installation`.
 """
 
 import re
@@ -19,13 +19,12 @@ from tasks.kernel.keys.choice import key_store
 from tasks.kernel.keys.signed import read_signed, signed
 from tasks.kernel.keys.store import EVIDENCE
 from tasks.kernel.settings import bring, put
-from tasks.kernel.tenants import NAME, tenant_of
+from tasks.kernel.tenants import INSTALLATION, NAME, name_of
 from tasks.kernel.values import Contract, checked
-from tasks.metadata.database import held_everywhere
 
 FILE, SCHEME = "grants.json", "tenant"
 _ADDRESS = re.compile(
-    rf"{SCHEME}://({NAME})?/([a-z][a-z0-9-]*)/([a-z][a-z0-9_]*)(?:@([0-9a-f]{{12}}))?"
+    rf"{SCHEME}://({NAME})/([a-z][a-z0-9-]*)/([a-z][a-z0-9_]*)(?:@([0-9a-f]{{12}}))?"
 )
 
 
@@ -33,7 +32,6 @@ class SharedView(NamedTuple):
     """A feature view of another tenant, as an address names it."""
 
     owner: str
-    """Empty: the installation."""
     use_case: str
     name: str
     version: str = ""
@@ -51,7 +49,7 @@ class SharedView(NamedTuple):
         if not (found := _ADDRESS.fullmatch(uri)):
             raise ValueError(
                 f"{uri!r} names no feature view of a tenant; expected {SCHEME}://TENANT/USE_CASE/"
-                "VIEW, without TENANT for one of the installation"
+                f"VIEW, of which TENANT may be {INSTALLATION}"
             )
         return cls(*(part or "" for part in found.groups()))
 
@@ -72,7 +70,6 @@ class Grant(Contract):
     use_case: str
     view: str
     to: str
-    """Empty: the installation."""
     purpose: Purpose | Literal[""] = ""
     """What alone the data may be processed for; empty: the grant does not say."""
     since: datetime
@@ -118,6 +115,8 @@ def remove_grant(home: Path, use_case: str, view: str, to: str) -> bool:
 
 
 def _change(home: Path, key: tuple[str, str, str], new: Grant | None) -> bool:
+    from tasks.metadata.database import held_everywhere  # takes its time, and few change grants
+
     with held_everywhere(home / "grants.lock"):
         found = {(each.use_case, each.view, each.to): each for each in read_grants(home)}
         known = found.pop(key, None)
@@ -132,8 +131,8 @@ def check_grant(home: Path, use_case: str, view: str, to: str, purpose: str) -> 
     Raises:
         AccessError: there is none, it has ended, or is for another purpose.
     """
-    owner, reader = tenant_of(home) or "the installation", to or "the installation"
-    ask = f"ask who administers {owner} for `falaj grants add {view} --to {to or repr('')}` there"
+    owner, what = name_of(home), f"{to} read the feature view {view} of {use_case}"
+    ask = f"ask who administers {owner} for `falaj grants add {view} --to {to}` there"
     try:
         grants = read_grants(home)
     except SignatureError as exc:
@@ -145,18 +144,13 @@ def check_grant(home: Path, use_case: str, view: str, to: str, purpose: str) -> 
     grant = next((g for g in grants if (g.use_case, g.view, g.to) == named), None)
     if grant is None:
         raise AccessError(
-            f"{owner} does not let {reader} read the feature view {view} of {use_case}: it was "
-            f"never granted, or that was revoked; {ask}"
+            f"{owner} does not let {what}: it was never granted, or that was revoked; {ask}"
         )
     if grant.until and grant.until < datetime.now(UTC).date():
-        raise AccessError(
-            f"{owner} let {reader} read the feature view {view} of {use_case} until {grant.until}; "
-            f"{ask}"
-        )
+        raise AccessError(f"{owner} let {what} until {grant.until}; {ask}")
     if grant.purpose and purpose != grant.purpose:
         raise AccessError(
-            f"{owner} lets {reader} read the feature view {view} of {use_case} for "
-            f"{grant.purpose} alone, and `purpose` of use_case.yaml is {purpose or 'not said'}; "
-            f"process it for that, or {ask} with another --purpose"
+            f"{owner} lets {what} for {grant.purpose} alone, and `purpose` of use_case.yaml is "
+            f"{purpose or 'not said'}; process it for that, or {ask} with another --purpose"
         )
     return grant

@@ -20,6 +20,8 @@ TENANT = "FALAJ_TENANT"
 """Variable with the tenant whose state is worked on; without it, the installation's own."""
 FOLDER, FILE = "tenants", "tenants.yaml"
 NAME = r"[a-z][a-z0-9-]{0,39}"
+INSTALLATION = "installation"
+"""Name of an installation's own state among those of its tenants; no tenant has it."""
 
 
 class Tenant(Contract):
@@ -38,6 +40,11 @@ class Tenant(Contract):
 def tenant_of(home: Path) -> str:
     """The tenant whose state folder this is; empty for an installation's own."""
     return home.name if home.parent.name == FOLDER and (home.parents[1] / FILE).exists() else ""
+
+
+def name_of(home: Path) -> str:
+    """The tenant whose state folder this is; `installation` for an installation's own."""
+    return tenant_of(home) or INSTALLATION
 
 
 def installation_of(home: Path) -> Path:
@@ -78,6 +85,11 @@ def tenant_home(installation: Path, name: str) -> Path:
     return installation / FOLDER / name
 
 
+def home_of(installation: Path, name: str) -> Path:
+    """As `tenant_home`, also of the installation itself. Raises as that does."""
+    return installation if name == INSTALLATION else tenant_home(installation, name)
+
+
 def own_tenant(home: Path) -> Tenant:
     """What the installation says of the tenant of a state folder; no limits where it is nobody's.
 
@@ -115,8 +127,8 @@ def put_tenant(installation: Path, name: str, tenant: Tenant) -> Path:
 
 
 def _check_name(name: str) -> None:
-    if not re.fullmatch(NAME, name):
+    if name == INSTALLATION or not re.fullmatch(NAME, name):
         raise ConfigurationError(
             f"{name!r} is no tenant; expected 1 to 40 small letters, digits and dashes, as it "
-            "names a folder. Nothing was changed"
+            f"names a folder, and another name than {INSTALLATION}. Nothing was changed"
         )

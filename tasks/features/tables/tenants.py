@@ -34,7 +34,7 @@ from tasks.kernel.settings import (
     Settings,
     features_home_of,
 )
-from tasks.kernel.tenants import TENANT, installation_of, tenant_home, tenant_of
+from tasks.kernel.tenants import TENANT, home_of, installation_of, name_of
 
 OF_READER = {*SERVER_NAMES.values(), ENCRYPTION, TENANT}
 """Variables that say where the reader's state is; the owner's says so itself."""
@@ -73,7 +73,7 @@ def tenant_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path
     purpose = (declared.get("features") or {}).get("purpose") or ""
     asked = Reading(
         uri=table.uri,
-        tenant=tenant_of(settings.home),
+        tenant=name_of(settings.home),
         use_case=declared.get("name") or "",
         handling=Handling.of([table], purpose),
         window=window if table.time_column else None,
@@ -88,22 +88,21 @@ def tenant_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path
 def _asked(owner: str, installation: Path, asked: Reading) -> dict[str, Any]:
     """What the owner's state answers; it has written the rows."""
     try:
-        home = tenant_home(installation, owner) if owner else installation
-        may = os.access(home, os.R_OK | os.W_OK | os.X_OK)
+        home = home_of(installation, owner)
+        is_open = os.access(home, os.R_OK | os.W_OK | os.X_OK)
     except PermissionError:
-        may = False
-    if not may:
-        folder = f"{installation}, tenant {owner}" if owner else installation
+        is_open = False
+    if not is_open:
         raise errors.AccessError(
             f"this process, of the user {os.getuid()} of the operating system, may not open the "
-            f"state of the owner ({folder}); it needs the right to read its feature tables and "
-            "grants and to write its journal. Let both tenants work as one user, or ask the owner "
-            "to copy the rows to a bucket, and read that with credentials that may only read"
+            f"state of {owner} of {installation}; it needs the right to read the feature tables "
+            "and grants there and to write the journal. Let both work as one user, or ask the "
+            "owner to copy the rows to a bucket, and read that with credentials that may only read"
         )
     own = {name: value for name, value in os.environ.items() if name not in OF_READER}
     done = subprocess.run(
         [sys.executable, "-m", "falaj", "--json", "grants", "read", asked.model_dump_json()],
-        env={**own, "FALAJ_HOME": str(installation), TENANT: owner},
+        env={**own, "FALAJ_HOME": str(home)},
         cwd=PROJECT_ROOT,
         capture_output=True,
         text=True,
@@ -114,7 +113,7 @@ def _asked(owner: str, installation: Path, asked: Reading) -> dict[str, Any]:
     except ValueError as exc:
         last = " ".join(done.stderr.split())[-1000:]
         raise errors.ConfigurationError(
-            f"the state of {owner or 'the installation'} gave no answer ({done.returncode}): {last}"
+            f"the state of {owner} gave no answer ({done.returncode}): {last}"
         ) from exc
     if refusal := answer.get("refusal"):
         kind = next((k for k in KINDS if k.code == answer["code"]), errors.ConfigurationError)
@@ -136,8 +135,12 @@ def copy_granted(settings: Settings, asked: Reading) -> dict[str, object]:
     view = SharedView.of(asked.uri)
     assert view  # by its scheme
     who = {**process_identity(), "tenant": asked.tenant, "use_case": asked.use_case}
-    subject = {"view": f"{view.use_case}/{view.name}", "to": asked.tenant or "the installation"}
-    facts = {"who": who, "subject": subject, "window": asked.window and asked.window.model_dump()}
+    subject = {"view": f"{view.use_case}/{view.name}", "to": asked.tenant}
+    facts = {
+        "who": who,
+        "subject": subject,
+        "window": asked.window and asked.window.model_dump(mode="json"),
+    }
     journal = Journal(settings.home / "audit")
     try:
         purpose = asked.handling.purpose
