@@ -35,7 +35,7 @@ from tasks.kernel.settings import (
     features_home_of,
     put,
 )
-from tasks.kernel.tenants import TENANT, own_tenant, read_tenants, tenant_of
+from tasks.kernel.tenants import home_of, name_of, own_tenant, read_tenants
 from tasks.lineage.journal import Journal
 from tasks.lineage.trace import Chain, Data, Origin, known_origins
 from tasks.registry.mlflow_registry import CHAMPION
@@ -83,8 +83,8 @@ def catalogue(*, dry_run: DryRun = False, context: Here) -> Shown:
 def _of_tenant(home: Path, name: str, contact: str) -> list[Facts]:
     """As a process finds it that works with the tenant's own servers, keys and mounts."""
     kept = {n: v for n, v in os.environ.items() if n not in {*OF_READER, "FALAJ_PROFILE"}}
-    environment = {**kept, "FALAJ_HOME": str(home), TENANT: name}
-    answer = run_command("falaj catalogue --dry-run", environment)
+    own = {**kept, "FALAJ_HOME": str(home_of(home, name))}
+    answer = run_command("falaj catalogue --dry-run", own)
     if not isinstance(answer.document, dict):
         return [_entry(name, contact, trouble=answer.said or f"it ended with {answer.code}")]
     return [{**each, "folder": f"../tenants/{name}/"} for each in answer.document["use_cases"]]
@@ -98,7 +98,7 @@ def _entry(tenant: str, contact: str, use_case: str = "", **found: Any) -> Facts
 def _of_state(settings: Settings) -> list[Facts]:
     """The use cases of one state; one without a name where there is none yet."""
     home, found = settings.home, []
-    tenant, contact = tenant_of(home), own_tenant(home).contact
+    tenant, contact = name_of(home), own_tenant(home).contact
     for name in (DEFAULT_FEATURE_REPO.name, *(each.name for each in children(home / USE_CASES))):
         if bring(features_home_of(home, name) / APPLIED).exists():
             try:
@@ -121,7 +121,7 @@ def _use_case(name: str, settings: Settings) -> Facts:
     for view in catalogued_views(features_home_of(home, name), shared, store):
         table = f"features/{view.table}"
         start = next((d for d in origins if (d.name, d.version) == (table, view.sha256)), None)
-        behind = {origin.data.name for origin in Chain(start, origins)} if start else set()
+        behind = _behind(start, origins) if start else set()
         check = checks.get(view.sha256 or "")
         facts: Facts = {
             "sources": sorted(n.removeprefix("raw/") for n in behind if n.startswith("raw/")),
@@ -153,9 +153,15 @@ def _models(
         if registry.owner(name) == use_case:
             numbers = [version.number for version in registry.versions(name)]
             known = {n: made[key] for n in numbers if (key := f"models/{name}/{n}") in made}
-            behind = {n: {o.data.name for o in Chain(d, origins)} for n, d in known.items()}
+            behind = {n: _behind(data, origins) for n, data in known.items()}
             champion = registry.aliases(name).get(CHAMPION)
             yield {"model": name, "versions": numbers, "champion": champion}, behind
+
+
+def _behind(start: Data, origins: Mapping[Data, Origin]) -> set[str]:
+    """Names of what something was made from, without the files from outside."""
+    chain = (origin.data for origin in Chain(start, origins))
+    return {data.name for data in chain if data.namespace == start.namespace}
 
 
 def _readers(home: Path) -> dict[str, list[Facts]]:
@@ -209,8 +215,7 @@ def _written(folder: Path) -> datetime:
 
 def _lines(entry: Facts) -> Iterator[str]:
     """An entry for people."""
-    name = "/".join(filter(None, [entry["tenant"] or "installation", entry["use_case"]]))
-    yield f"{name}  {entry['contact']}".rstrip()
+    yield f"{entry['tenant']}/{entry['use_case']}  {entry['contact']}".strip("/ ")
     if not entry["views"]:
         why = entry["trouble"] and f"cannot be read: {entry['trouble']}"
         yield f"  {why or 'no feature view'}"
@@ -220,9 +225,7 @@ def _lines(entry: Facts) -> Iterator[str]:
         held = check and check["expectations"] - check["failed"] - check["warned"]
         quality = f"{held} of {check['expectations']} hold" if check else "unchecked"
         users = [f"{m['model']} {m['versions'][-1]}" for m in view["consumers"]]
-        users += [
-            f"granted to {g['to'] or 'the installation'}" for g in view["grants"] if not g["ended"]
-        ]
+        users += [f"granted to {g['to']}" for g in view["grants"] if not g["ended"]]
         yield (
             f"  {view['name']:<24}{', '.join(view['entities']):<18}{handling['data_class']:<11}"
             f"{event:<18}{quality:<18}{', '.join(users)}"
