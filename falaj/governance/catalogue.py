@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,13 @@ from tasks.features.tables.tenants import OF_READER
 from tasks.governance import journal
 from tasks.governance.duties import acting
 from tasks.governance.grants import read_grants
-from tasks.kernel.errors import ArtifactError, FalajError
-from tasks.kernel.files import digest_of
-from tasks.kernel.settings import (
-    DEFAULT_FEATURE_REPO,
-    DEFAULT_PROFILE,
-    USE_CASES,
-    VALUE,
-    ArtifactStore,
-    Settings,
-    bring,
-    children,
-    features_home_of,
-    put,
-)
+from tasks.kernel import settings as state
+from tasks.kernel.errors import FalajError
+from tasks.kernel.settings import VALUE, ArtifactStore, Settings, features_home_of
 from tasks.kernel.tenants import home_of, name_of, own_tenant, read_tenants
 from tasks.lineage.journal import Journal
 from tasks.lineage.trace import Chain, Data, Origin, known_origins
 from tasks.registry.mlflow_registry import CHAMPION
-from tasks.validation.docs import CURRENT, FOLDER
-from tasks.validation.outcome import SuiteOutcome, read_outcome
 
 PAGE, RESULT = Path("catalogue") / "index.html", "validation.json"
 AT_A_TIME = 4
@@ -74,7 +60,7 @@ def catalogue(*, dry_run: DryRun = False, context: Here) -> Shown:
     lines = [line for entry in found for line in _lines(entry)]
     if not dry_run:
         template = page_environment().get_template("catalogue.html.j2")
-        put(home / PAGE, template.render(now=facts["time"], use_cases=found))
+        state.put(home / PAGE, template.render(now=facts["time"], use_cases=found))
         facts["page"] = home / PAGE
         lines.append(row("Page", home / PAGE))
     return Shown(facts, lines, EXIT_FAILED if any(entry["trouble"] for entry in found) else 0)
@@ -99,8 +85,9 @@ def _of_state(settings: Settings) -> list[Facts]:
     """The use cases of one state; one without a name where there is none yet."""
     home, found = settings.home, []
     tenant, contact = name_of(home), own_tenant(home).contact
-    for name in (DEFAULT_FEATURE_REPO.name, *(each.name for each in children(home / USE_CASES))):
-        if bring(features_home_of(home, name) / APPLIED).exists():
+    others = (folder.name for folder in state.children(home / state.USE_CASES))
+    for name in (state.DEFAULT_FEATURE_REPO.name, *others):
+        if state.bring(features_home_of(home, name) / APPLIED).exists():
             try:
                 acting(home, "read", name)
                 facts = _use_case(name, settings)
@@ -111,35 +98,25 @@ def _of_state(settings: Settings) -> list[Facts]:
 
 
 def _use_case(name: str, settings: Settings) -> Facts:
-    home, store = settings.home, settings.store
-    shared = None if settings.profile == DEFAULT_PROFILE else os.environ.get("FALAJ_REGISTRY_URL")
-    origins = known_origins(Journal(home / "lineage"))
-    models = {m["model"]: (m, made_from) for m, made_from in _models(name, settings, origins)}
-    grants, readers, today = read_grants(home), _readers(home), datetime.now(UTC).date()
-    checks, refused = _newest_checks(store)
-    views = []
-    for view in catalogued_views(features_home_of(home, name), shared, store):
-        table = f"features/{view.table}"
-        start = next((d for d in origins if (d.name, d.version) == (table, view.sha256)), None)
+    origins, readers = known_origins(Journal(settings.home / "lineage")), _readers(settings.home)
+    models, checks = list(_models(name, settings, origins)), _newest_checks(settings.store)
+    today = datetime.now(UTC).date()
+    grants = [g for g in read_grants(settings.home) if g.until is None or g.until >= today]
+    views = catalogued_views(name, settings)
+    for view in views:
+        made = f"features/{view['table']}"
+        start = next((d for d in origins if (d.name, d.version) == (made, view["sha256"])), None)
         behind = _behind(start, origins) if start else set()
-        check = checks.get(view.sha256 or "")
-        facts: Facts = {
-            "sources": sorted(n.removeprefix("raw/") for n in behind if n.startswith("raw/")),
-            "quality": _quality(check, refused, settings) if check else None,
-            "consumers": [
-                {**model, "versions": numbers}
-                for model, made_from in models.values()
-                if (numbers := [n for n, names in made_from.items() if table in names])
-            ],
-            "grants": [
-                {**g.model_dump(), "ended": g.until is not None and g.until < today}
-                for g in grants
-                if (g.use_case, g.view) == (name, view.table)
-            ],
-            "readers": readers.get(f"{name}/{view.table}", []),
-        }
-        views.append({**view.model_dump(), **facts})
-    return {"models": [model for model, _ in models.values()], "views": views}
+        view["sources"] = sorted(n.removeprefix("raw/") for n in behind if n.startswith("raw/"))
+        view["quality"] = checks.get(view["sha256"])
+        view["consumers"] = [
+            {**model, "versions": numbers}
+            for model, made_from in models
+            if (numbers := [n for n, names in made_from.items() if made in names])
+        ]
+        view["grants"] = [g for g in grants if (g.use_case, g.view) == (name, view["table"])]
+        view["readers"] = readers.get(f"{name}/{view['table']}", [])
+    return {"models": [model for model, _ in models], "views": views}
 
 
 def _models(
@@ -175,38 +152,23 @@ def _readers(home: Path) -> dict[str, list[Facts]]:
     return {view: [*known.values()] for view, known in found.items()}
 
 
-def _newest_checks(store: ArtifactStore) -> tuple[dict[str, Path], dict[str, datetime]]:
-    """Newest validation of each table, by its digest; and when each suite last refused one."""
-    refused = {}
+def _newest_checks(store: ArtifactStore) -> dict[str, Facts]:
+    """What the newest validation of each table saw, by the table's digest."""
+    refused, found = dict[str, datetime](), dict[str, Facts]()
     for folder in sorted(store.folders("failed_validations"), key=_written):
-        if (outcome := _outcome(folder, store)) is not None:
-            refused[outcome.suite] = _written(folder)
-    folders = sorted(store.folders("validations"), key=_written)
-    subjects = [json.loads((each / VALUE).read_text("utf-8"))["subject_sha256"] for each in folders]
-    return dict(zip(subjects, folders, strict=True)), refused
-
-
-def _quality(folder: Path, refused: Mapping[str, datetime], settings: Settings) -> Facts | None:
-    """What a validation saw; None where this release cannot read it."""
-    if (outcome := _outcome(folder, settings.store)) is None:
-        return None
-    page = f"{FOLDER}/{CURRENT}/{digest_of(folder / RESULT)[:24]}.html"
-    later, checked = refused.get(outcome.suite), _written(folder)
-    return {
-        "expectations": outcome.num_judged,
-        "failed": len(outcome.with_status("failed")),
-        "warned": len(outcome.with_status("warned")),
-        "window": str(outcome.window),
-        "checked": checked,
-        "refused_later": later if later and later > checked else None,
-        "page": page if (settings.home / page).exists() else None,
-    }
-
-
-def _outcome(folder: Path, store: ArtifactStore) -> SuiteOutcome | None:
-    with suppress(ArtifactError, FileNotFoundError):
-        return read_outcome(store.file(folder, RESULT))
-    return None
+        outcome = json.loads(store.file(folder, RESULT).read_text("utf-8"))
+        refused[outcome["suite"]] = _written(folder)
+    for folder in sorted(store.folders("validations"), key=_written):
+        value, checked = json.loads((folder / VALUE).read_text("utf-8")), _written(folder)
+        later = refused.get(value["suite"], checked)
+        found[value["subject_sha256"]] = {
+            "expectations": value["num_expectations"],
+            "warned": len(value["warnings"]),
+            "checked": checked,
+            "refused_later": later if later > checked else None,
+            "page": f"data_docs/current/{value['result']['sha256'][:24]}.html",
+        }
+    return found
 
 
 def _written(folder: Path) -> datetime:
@@ -217,16 +179,14 @@ def _lines(entry: Facts) -> Iterator[str]:
     """An entry for people."""
     yield f"{entry['tenant']}/{entry['use_case']}  {entry['contact']}".strip("/ ")
     if not entry["views"]:
-        why = entry["trouble"] and f"cannot be read: {entry['trouble']}"
-        yield f"  {why or 'no feature view'}"
+        yield f"  cannot be read: {entry['trouble']}" if entry["trouble"] else "  no feature view"
     for view in entry["views"]:
-        check, event = view["quality"], str(view["newest_event"] or "no event")[:16]
-        handling = view["handling"] or {"data_class": "unknown"}
-        held = check and check["expectations"] - check["failed"] - check["warned"]
-        quality = f"{held} of {check['expectations']} hold" if check else "unchecked"
+        check, handling = view["quality"], view["handling"] or {"data_class": "unknown"}
+        held = (
+            check and f"{check['expectations'] - check['warned']} of {check['expectations']} hold"
+        )
         users = [f"{m['model']} {m['versions'][-1]}" for m in view["consumers"]]
-        users += [f"granted to {g['to']}" for g in view["grants"] if not g["ended"]]
-        yield (
-            f"  {view['name']:<24}{', '.join(view['entities']):<18}{handling['data_class']:<11}"
-            f"{event:<18}{quality:<18}{', '.join(users)}"
-        ).rstrip()
+        users += [f"granted to {grant['to']}" for grant in view["grants"]]
+        cells = [view["name"], ", ".join(view["entities"]), handling["data_class"]]
+        cells += [str(view["newest_event"] or "no event")[:16], held or "not checked"]
+        yield "  " + "".join(f"{cell:<22}" for cell in cells) + ", ".join(users)
