@@ -74,7 +74,7 @@ COMMANDS = {
         "docs": ("data:docs", "Bring the data docs of all validations up to date."),
         "catalogue": (
             "governance.catalogue:catalogue",
-            "Show feature views: whose, how good, who uses them.",
+            "Show feature views: whose, who uses them.",
         ),
         "trace": ("governance.verify:trace", "Show what something was made from, or what of it."),
         "verify": ("governance.verify:verify", "Check a model by its digests, to the raw files."),

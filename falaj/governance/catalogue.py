@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 from falaj.context import EXIT_FAILED, DryRun, Here, Shown, row
 from falaj.governance.evidence import run_command
 from falaj.models import open_registry
-from tasks.features.catalogue import APPLIED, catalogued_views
+from tasks.features.catalogue import APPLIED, catalogued_views, written
 from tasks.features.tables.tenants import OF_READER
 from tasks.governance import journal
 from tasks.governance.duties import acting
@@ -32,6 +32,7 @@ PAGE, RESULT = Path("catalogue") / "index.html", "validation.json"
 AT_A_TIME = 4
 """Tenants' states that are read side by side."""
 Facts = dict[str, Any]
+Origins = Mapping[Data, Origin]
 
 
 def catalogue(*, dry_run: DryRun = False, context: Here) -> Shown:
@@ -50,20 +51,20 @@ def catalogue(*, dry_run: DryRun = False, context: Here) -> Shown:
     """
     from tasks.reporting.page import page_environment
 
-    home, contacts = context.home, {n: t.contact for n, t in read_tenants(context.home).items()}
+    home, tenants = context.home, read_tenants(context.home)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        theirs = pool.map(lambda name: _of_tenant(home, name, contacts[name]), contacts)
+        theirs = pool.map(lambda name: _of_tenant(home, name, tenants[name].contact), tenants)
         found = to_jsonable_python(_of_state(context.settings))
         found += [entry for entries in theirs for entry in entries]
     found.sort(key=lambda entry: (not entry["views"], not entry["trouble"]))
-    facts: Facts = {"time": f"{datetime.now(UTC):%FT%TZ}", "use_cases": found}
+    now, page = f"{datetime.now(UTC):%FT%TZ}", None if dry_run else home / PAGE
     lines = [line for entry in found for line in _lines(entry)]
-    if not dry_run:
+    if page:
         template = page_environment().get_template("catalogue.html.j2")
-        state.put(home / PAGE, template.render(now=facts["time"], use_cases=found))
-        facts["page"] = home / PAGE
-        lines.append(row("Page", home / PAGE))
-    return Shown(facts, lines, EXIT_FAILED if any(entry["trouble"] for entry in found) else 0)
+        state.put(page, template.render(now=now, use_cases=found, own=name_of(home)))
+        lines.append(row("Page", page))
+    code = EXIT_FAILED if any(entry["trouble"] for entry in found) else 0
+    return Shown({"time": now, "page": page, "use_cases": found}, lines, code)
 
 
 def _of_tenant(home: Path, name: str, contact: str) -> list[Facts]:
@@ -71,14 +72,14 @@ def _of_tenant(home: Path, name: str, contact: str) -> list[Facts]:
     kept = {n: v for n, v in os.environ.items() if n not in {*OF_READER, "FALAJ_PROFILE"}}
     own = {**kept, "FALAJ_HOME": str(home_of(home, name))}
     answer = run_command("falaj catalogue --dry-run", own)
-    if not isinstance(answer.document, dict):
-        return [_entry(name, contact, trouble=answer.said or f"it ended with {answer.code}")]
-    return [{**each, "folder": f"../tenants/{name}/"} for each in answer.document["use_cases"]]
+    if isinstance(answer.document, dict):
+        return list(answer.document["use_cases"])
+    return [_entry(name, contact, trouble=answer.said or f"it ended with {answer.code}")]
 
 
 def _entry(tenant: str, contact: str, use_case: str = "", **found: Any) -> Facts:
-    nothing: Facts = {"folder": "../", "trouble": "", "models": [], "views": []}
-    return {"tenant": tenant, "contact": contact, "use_case": use_case, **nothing, **found}
+    named = {"tenant": tenant, "contact": contact, "use_case": use_case}
+    return {**named, "trouble": "", "models": [], "views": [], **found}
 
 
 def _of_state(settings: Settings) -> list[Facts]:
@@ -119,23 +120,20 @@ def _use_case(name: str, settings: Settings) -> Facts:
     return {"models": [model for model, _ in models], "views": views}
 
 
-def _models(
-    use_case: str, settings: Settings, origins: Mapping[Data, Origin]
-) -> Iterator[tuple[Facts, dict[int, set[str]]]]:
+def _models(use_case: str, settings: Settings, origins: Origins) -> Iterator[Any]:
     """The use case's registered models, and the names of all that each version was made from."""
-    if (registry := open_registry(settings)) is None:
-        return
+    registry = open_registry(settings)
     made = {data.name: data for data in origins}
-    for name in registry.names():
-        if registry.owner(name) == use_case:
+    for name in registry.names() if registry else ():
+        if registry and registry.owner(name) == use_case:
             numbers = [version.number for version in registry.versions(name)]
             known = {n: made[key] for n in numbers if (key := f"models/{name}/{n}") in made}
-            behind = {n: _behind(data, origins) for n, data in known.items()}
             champion = registry.aliases(name).get(CHAMPION)
-            yield {"model": name, "versions": numbers, "champion": champion}, behind
+            model = {"model": name, "versions": numbers, "champion": champion}
+            yield model, {n: _behind(data, origins) for n, data in known.items()}
 
 
-def _behind(start: Data, origins: Mapping[Data, Origin]) -> set[str]:
+def _behind(start: Data, origins: Origins) -> set[str]:
     """Names of what something was made from, without the files from outside."""
     chain = (origin.data for origin in Chain(start, origins))
     return {data.name for data in chain if data.namespace == start.namespace}
@@ -155,11 +153,11 @@ def _readers(home: Path) -> dict[str, list[Facts]]:
 def _newest_checks(store: ArtifactStore) -> dict[str, Facts]:
     """What the newest validation of each table saw, by the table's digest."""
     refused, found = dict[str, datetime](), dict[str, Facts]()
-    for folder in sorted(store.folders("failed_validations"), key=_written):
+    for folder in sorted(store.folders("failed_validations"), key=lambda f: written(f / VALUE)):
         outcome = json.loads(store.file(folder, RESULT).read_text("utf-8"))
-        refused[outcome["suite"]] = _written(folder)
-    for folder in sorted(store.folders("validations"), key=_written):
-        value, checked = json.loads((folder / VALUE).read_text("utf-8")), _written(folder)
+        refused[outcome["suite"]] = written(folder / VALUE)
+    for folder in sorted(store.folders("validations"), key=lambda f: written(f / VALUE)):
+        value, checked = json.loads((folder / VALUE).read_text("utf-8")), written(folder / VALUE)
         later = refused.get(value["suite"], checked)
         found[value["subject_sha256"]] = {
             "expectations": value["num_expectations"],
@@ -169,10 +167,6 @@ def _newest_checks(store: ArtifactStore) -> dict[str, Facts]:
             "page": f"data_docs/current/{value['result']['sha256'][:24]}.html",
         }
     return found
-
-
-def _written(folder: Path) -> datetime:
-    return datetime.fromtimestamp((folder / VALUE).stat().st_mtime, UTC)
 
 
 def _lines(entry: Facts) -> Iterator[str]:

@@ -45,7 +45,6 @@ LOOK_EVERY = timedelta(seconds=1)
 
 REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)(/|$)")
 """Folders of reports lie under the state folder as their addresses do: one for each use case."""
-CATALOGUE_PATH = "/reports/catalogue"
 INDEX = Path(__file__).with_name("reports.html.j2")
 
 
@@ -221,12 +220,11 @@ class WithReports:
             await HTMLResponse(reports_index(self._home))(scope, receive, send)
             return
         page = self._home / "catalogue" / "index.html"
-        if scope["path"].rstrip("/") == CATALOGUE_PATH and bring(page).is_file():
-            await FileResponse(page)(scope, receive, send)
-            return
-        if (folder := self._home / found[1]).is_dir():
+        if scope["path"].rstrip("/") == "/reports/catalogue" and bring(page).is_file():
+            served: Any = FileResponse(page)
+        elif (folder := self._home / found[1]).is_dir():
             # `latest` is a link to the newest.
-            served: Any = StaticFiles(directory=folder, follow_symlink=True)
+            served = StaticFiles(directory=folder, follow_symlink=True)
         else:
             served = PlainTextResponse(f"{scope['path']}: there is no report yet\n", 404)
         try:

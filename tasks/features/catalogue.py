@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import duckdb
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from tasks.features.access.profile import import_feast
-from tasks.features.offline.duck import parquet, sql_name
 from tasks.features.tables.build import PUBLISHED, current_tables
 from tasks.features.tables.ledger import load_ledger, read_json
 from tasks.kernel.errors import FeatureStoreError
@@ -40,13 +38,14 @@ def catalogued_views(use_case: str, settings: Settings) -> list[dict[str, Any]]:
     from feast.protos.feast.core.FeatureView_pb2 import FeatureView
     from feast.protos.feast.types.Value_pb2 import ValueType
 
+    from tasks.features.tables.evidence import latest
+
     folder = features_home_of(settings.home, use_case)
     address = f"sqlite:///file:{quote(str(folder / 'feast' / 'registry.db'))}?mode=ro&uri=true"
-    if settings.profile != DEFAULT_PROFILE:
-        address = os.environ.get("FALAJ_REGISTRY_URL", address)
+    shared = settings.profile != DEFAULT_PROFILE and os.environ.get("FALAJ_REGISTRY_URL")
     project = {"project": read_json(bring(folder / APPLIED)).get("project")}
     try:
-        with create_engine(address, poolclass=NullPool).connect() as connection:
+        with create_engine(shared or address, poolclass=NullPool).connect() as connection:
             rows = connection.execute(QUERY, project).scalars().all()
     except SQLAlchemyError as exc:  # its text may hold a password
         raise FeatureStoreError(
@@ -55,35 +54,24 @@ def catalogued_views(use_case: str, settings: Settings) -> list[dict[str, Any]]:
             "Refresh the features, or bring a backup with `falaj restore`. Nothing was changed"
         ) from exc
     tables, ledger = current_tables(folder, settings.store), load_ledger(folder)
-    refs = {ref.name: ref.artifact for ref in tables.tables}
+    refs = {ref.name: ref for ref in tables.tables}
     online = {view.name: view.watermark for view in ledger.views} if ledger else {}
     found = []
     for spec in (FeatureView.FromString(row).spec for row in rows):
         source = spec.batch_source
         ref = refs.get(table := source.file_options.uri or source.name)
-        path = settings.store.path(ref, verify=False) if ref else None
-        described = {name: getattr(spec, name) for name in ("name", "description", "owner")}
-        moments = {
-            "newest_event": _newest(path, source.timestamp_field) if path else None,
-            "published": _written(folder / PUBLISHED) if path else None,
-            "online_until": online.get(spec.name),
-        }
-        entities = [name for name in spec.entities if not name.startswith("__")]
-        features = {f.name: ValueType.Enum.Name(f.value_type).lower() for f in spec.features}
-        facts = {"entities": entities, "features": features, "handling": tables.handling}
-        sha256 = ref and ref.sha256
-        found.append({**described, **facts, **moments, "table": table, "sha256": sha256})
-    return sorted(found, key=lambda view: str(view["name"]))
+        (newest,) = latest(ref, [source.timestamp_field], settings.store) if ref else (None,)
+        view = {name: getattr(spec, name) for name in ("name", "description", "owner")}
+        view["entities"] = [name for name in spec.entities if not name.startswith("__")]
+        kinds = ((f.name, ValueType.Enum.Name(f.value_type)) for f in spec.features)
+        view["features"] = {name: kind.lower() for name, kind in kinds}
+        view |= {"table": table, "sha256": ref.artifact.sha256 if ref else None}
+        view |= {"handling": tables.handling, "newest_event": newest}
+        view["published"] = written(folder / PUBLISHED) if ref else None
+        found.append({**view, "online_until": online.get(spec.name)})
+    return sorted(found, key=lambda view: view["name"])
 
 
-def _newest(table: Path, column: str) -> datetime | None:
-    """From the statistics of the files."""
-    with duckdb.connect() as con:
-        con.execute("SET TimeZone = 'UTC'")
-        query = f"SELECT max({sql_name(column)})::TIMESTAMPTZ FROM {parquet(table)}"
-        moment = con.execute(query).fetchall()[0][0]
-    return moment.astimezone(UTC) if moment else None
-
-
-def _written(file: Path) -> datetime:
+def written(file: Path) -> datetime:
+    """When a file was written last."""
     return datetime.fromtimestamp(file.stat().st_mtime, UTC)
