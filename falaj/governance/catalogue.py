@@ -161,7 +161,7 @@ def _newest_checks(store: ArtifactStore) -> dict[str, Facts]:
         later = refused.get(value["suite"], checked)
         found[value["subject_sha256"]] = {
             "expectations": value["num_expectations"],
-            "warned": len(value["warnings"]),
+            "held": value["num_expectations"] - len(value["warnings"]),
             "checked": checked,
             "refused_later": later if later > checked else None,
             "page": f"data_docs/current/{value['result']['sha256'][:24]}.html",
@@ -176,11 +176,9 @@ def _lines(entry: Facts) -> Iterator[str]:
         yield f"  cannot be read: {entry['trouble']}" if entry["trouble"] else "  no feature view"
     for view in entry["views"]:
         check, handling = view["quality"], view["handling"] or {"data_class": "unknown"}
-        held = (
-            check and f"{check['expectations'] - check['warned']} of {check['expectations']} hold"
-        )
+        held = f"{check['held']} of {check['expectations']} hold" if check else "not checked"
         users = [f"{m['model']} {m['versions'][-1]}" for m in view["consumers"]]
         users += [f"granted to {grant['to']}" for grant in view["grants"]]
         cells = [view["name"], ", ".join(view["entities"]), handling["data_class"]]
-        cells += [str(view["newest_event"] or "no event")[:16], held or "not checked"]
+        cells += [str(view["newest_event"] or "no event")[:16], held]
         yield "  " + "".join(f"{cell:<22}" for cell in cells) + ", ".join(users)
