@@ -30,30 +30,32 @@ from tests.support.data.repository import vouched, vouchers
 
 WINDOW = TimeWindow(start=datetime(2024, 1, 1, tzinfo=UTC), end=datetime(2024, 3, 1, tzinfo=UTC))
 NOW = datetime.now(UTC)
+Run = Callable[..., tuple[int, Any]]
 CONTACT = "Red & <b>Co</b>"
-ADDRESS = {"use_case": "mail-order", "view": "habits"}
 
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tenant red has a refreshed use case, blue a registry that is none, green nothing."""
     folder = tmp_path_factory.mktemp("installation")
-    home = folder / "home"
+    home, project = folder / "home", folder / "project"
     red = put_tenant(home, "red", Tenant(contact=CONTACT))
     blue = put_tenant(home, "blue", Tenant(contact="blue@example.org"))
     personal = {"data_class": "personal", "home": ["uae"], "purposes": ["returns"]}
     declared = {**FEATURES, "raw_tables": [{**ORDERS, **personal}, CUSTOMERS], "purpose": "returns"}
-    project = write_use_case(folder / "project", features=declared)
-    write_rows(project)
+    write_rows(write_use_case(project, features=declared))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALAJ_ZONE", "uae")  # where data of that home may be
         refresh(Settings(red, project))
-    since = {"since": NOW, "by": "ana"}
-    put_grant(red, Grant(**ADDRESS, to="blue", purpose="returns", **since))
-    put_grant(red, Grant(**ADDRESS, to="green", until=date(2026, 1, 1), **since))
-    who, subject = {"use_case": "<i>churn"}, {"view": "mail-order/habits", "to": "blue"}
-    Journal(red / "audit").append("read-view", outcome="ok", who=who, subject=subject)
-    Journal(red / "audit").append("read-view", outcome="refused", who={}, subject=subject)
+    given = {"use_case": "mail-order", "view": "habits", "since": NOW, "by": "ana"}
+    put_grant(red, Grant(**given, to="blue", purpose="returns"))
+    put_grant(red, Grant(**given, to="green", until=date(2026, 1, 1)))
+    facts = {
+        "who": {"use_case": "<i>churn"},
+        "subject": {"view": "mail-order/habits", "to": "blue"},
+    }
+    for outcome in ("ok", "refused"):
+        Journal(red / "audit").append("read-view", outcome=outcome, **facts)
     broken = blue / "use_cases" / "churn" / "feast"
     broken.mkdir(parents=True)
     (broken / "applied.json").write_text('{"project": "churn"}')
@@ -74,14 +76,14 @@ def refresh(settings: Settings) -> None:
     publish_tables(tables, checked, home, store)
     apply_definitions(open_store(home, repo))
     done = FeatureRefresh(window=WINDOW, rows=landed, tables=tables, validations=checked, views=())
-    record = lineage.Journal(settings.home / "lineage").record_steps
-    record(refresh_steps(done, {}), FlowRun(str(uuid4()), "feature_refresh"), NOW, "abc")
+    steps, flow = refresh_steps(done, {}), FlowRun(str(uuid4()), "feature_refresh")
+    lineage.Journal(settings.home / "lineage").record_steps(steps, flow, NOW, "abc")
 
 
 @pytest.fixture
 def shown(
     installation: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, Any]]:
+) -> Run:
     """Exit code of the command, and what it prints as JSON."""
 
     def run(*words: str, tenant: str = "") -> tuple[int, Any]:
@@ -94,7 +96,7 @@ def shown(
 
 
 def test_all_tenants_are_read_and_what_cannot_be_read_is_named(
-    shown: Callable[..., tuple[int, Any]], installation: Path
+    shown: Run, installation: Path
 ) -> None:
     code, found = shown()
     assert code == 1
@@ -109,9 +111,7 @@ def test_all_tenants_are_read_and_what_cannot_be_read_is_named(
     assert not {"Nizwa", "c07"} & set(re.findall(r"\w+", page))  # no value of a row
 
 
-def test_a_view_has_owner_data_freshness_quality_and_grants(
-    shown: Callable[..., tuple[int, Any]], installation: Path
-) -> None:
+def test_a_view_has_owner_data_freshness_quality_and_grants(shown: Run, installation: Path) -> None:
     code, (entry,) = shown("--dry-run", tenant="red")
     customers, habits = entry["views"]
     assert (code, entry["contact"]) == (0, CONTACT)
@@ -129,9 +129,7 @@ def test_a_view_has_owner_data_freshness_quality_and_grants(
     assert not (installation / "tenants" / "red" / "catalogue").exists()
 
 
-def test_who_is_not_signed_in_sees_that_there_is_something(
-    shown: Callable[..., tuple[int, Any]], installation: Path
-) -> None:
+def test_who_is_not_signed_in_sees_that_there_is_something(shown: Run, installation: Path) -> None:
     sign_in = {"issuer": "https://issuer.test", "client_id": "f", "client_secret": "s"}
     (installation / "sign-in.yaml").write_text(json.dumps(sign_in))
     code, (entry,) = shown("--dry-run", tenant="red")
