@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from tasks.governance.handling import Purpose
 from tasks.kernel.errors import AccessError, SignatureError
-from tasks.kernel.keys.choice import key_store
+from tasks.kernel.keys.choice import key_store, trusted_keys
 from tasks.kernel.keys.signed import read_signed, signed
 from tasks.kernel.keys.store import EVIDENCE
 from tasks.kernel.settings import bring, put
@@ -94,8 +94,7 @@ def read_grants(home: Path) -> tuple[Grant, ...]:
         text = bring(file).read_text(encoding="utf-8")
     except FileNotFoundError:
         return ()
-    keys = key_store(home).public_keys(EVIDENCE)  # and nobody else's, whom else one may trust here
-    content = read_signed(keys, text, str(file))
+    content = read_signed(trusted_keys(home, EVIDENCE), text, str(file))
     return checked(_Grants, content, str(file), "Nothing was read").grants
 
 

@@ -20,12 +20,14 @@ from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import SourceFile
 from tasks.features.tables import copies
 from tasks.features.tables.build import current_tables
+from tasks.features.tables.formats import own_names
 from tasks.features.tables.raw_files import RawTable
 from tasks.governance.grants import SharedView, check_grant
 from tasks.governance.handling import Handling
 from tasks.governance.journal import Journal, process_identity
 from tasks.kernel import errors
 from tasks.kernel.files import digest_of, read_yaml
+from tasks.kernel.keys.choice import TRUSTED
 from tasks.kernel.keys.encryption import ENCRYPTION
 from tasks.kernel.settings import (
     PROJECT_ROOT,
@@ -36,10 +38,11 @@ from tasks.kernel.settings import (
 )
 from tasks.kernel.tenants import TENANT, home_of, installation_of, name_of
 
-OF_READER = {*SERVER_NAMES.values(), ENCRYPTION, TENANT}
-"""Variables that say where the reader's state is; the owner's says so itself."""
+OF_READER = {*SERVER_NAMES.values(), ENCRYPTION, TENANT, TRUSTED}
+"""Variables about the reader's state, and whom it trusts; the owner's says so itself, and
+trusts its own keys alone."""
 TIME = "event_timestamp"
-KINDS = (errors.AccessError, errors.TransientError, errors.DataContractError, errors.ArtifactError)
+KINDS = (errors.AccessError, errors.TransientError, errors.ArtifactError)
 """Errors of the owner's side that are the same for the reader; others are of the configuration."""
 
 
@@ -52,7 +55,7 @@ class Reading(Contract):
     handling: Handling
     """As the raw table is declared, and the use case's purpose."""
     window: TimeWindow | None
-    """None: the table is declared without a time column, and read whole."""
+    """None: the table is declared without a time column or by another, and read whole."""
     target: Path
     """Parquet file that gets the rows."""
 
@@ -63,7 +66,7 @@ def tenant_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path
     Raises:
         AccessError: it was not granted, or this process may not open the owner's state.
         ConfigurationError: there is no such tenant, view or version.
-        TransientError, DataContractError, ArtifactError: the owner's state has a fault.
+        TransientError, ArtifactError: the owner's state has a fault.
     """
     view, settings = SharedView.of(table.uri), Settings.from_environment()
     assert view  # by its scheme
@@ -76,7 +79,7 @@ def tenant_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path
         tenant=name_of(settings.home),
         use_case=declared.get("name") or "",
         handling=Handling.of([table], purpose),
-        window=window if table.time_column else None,
+        window=window if own_names(table).get(table.time_column or "") == TIME else None,
         target=scratch / "rows.parquet",
     )
     found = _asked(view.owner, installation_of(settings.home), asked)
