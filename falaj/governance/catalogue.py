@@ -181,4 +181,4 @@ def _lines(entry: Facts) -> Iterator[str]:
         users += [f"granted to {grant['to']}" for grant in view["grants"]]
         cells = [view["name"], ", ".join(view["entities"]), handling["data_class"]]
         cells += [str(view["newest_event"] or "no event")[:16], held]
-        yield "  " + "".join(f"{cell:<22}" for cell in cells) + ", ".join(users)
+        yield ("  " + "".join(f"{cell:<22}" for cell in cells) + ", ".join(users)).rstrip()
