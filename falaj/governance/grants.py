@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, date, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from falaj.context import EXIT_WRONG_INPUT, Here, Shown, acting
-from tasks.governance.duties import who
-from tasks.governance.grants import Grant, SharedView, put_grant, read_grants, remove_grant
-from tasks.governance.journal import Journal
+from falaj.context import EXIT_WRONG_INPUT, Here, Shown, acting, recorded_act
+from tasks.governance.grants import Grant, SharedView, change_grant, read_grants
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.tenants import home_of, installation_of, name_of
 from tasks.kernel.values import checked
@@ -33,30 +31,27 @@ def add(
         until: Last day on which it may be read (UTC).
 
     Examples:
-        FALAJ_TENANT=red falaj grants add carrier_delay --to blue --until 2027-06-30
+        falaj grants add carrier_stats --to blue --until 2027-06-30
     """
     from flows.config import read_pipeline_config
 
-    person = acting(context.settings, "administer", None)
-    home = context.home
-    config = read_pipeline_config(context.settings.feature_repo)
-    known = [table.name for table in config.features.feature_tables]
-    if view not in known:
-        raise ConfigurationError(
-            f"{config.name} has no feature view {view!r}; expected {', '.join(known)}. {NOTHING}"
-        )
+    settings, home = context.settings, context.home
+    person = acting(settings, "administer", None)
+    config = read_pipeline_config(settings.feature_repo)
+    known, now = [t.name for t in config.features.feature_tables], datetime.now(UTC)
     home_of(installation_of(home), to)
-    now, owner = datetime.now(UTC), name_of(home)
-    if to == owner or (until and until < now.date()):
+    if view not in known or to == name_of(home) or (until and until < now.date()):
         raise ConfigurationError(
-            f"a grant of {owner} to {to} until {until or 'it is revoked'} opens nothing; name "
-            f"another tenant, and a day that is ahead. {NOTHING}"
+            f"{view!r} to {to} until {until or 'revoked'} opens nothing; expected a feature view "
+            f"({', '.join(known)}), another tenant, and a day that is ahead. {NOTHING}"
         )
-    subject = {"use_case": config.name, "view": view, "to": to, "purpose": purpose, "until": until}
-    grant = checked(Grant, {**subject, "since": now, "by": person.name}, "the grant", NOTHING)
-    with Journal(home / "audit").recorded("grant", subject=subject, who=who(person)):
-        put_grant(home, grant)
-    return Shown(grant, [f"{to} may read it as uri: {SharedView(owner, config.name, view)}"])
+    subject = {"use_case": config.name, "view": view, "to": to, "purpose": purpose}
+    more = {"until": until, "since": now, "by": person.name}
+    grant = checked(Grant, {**subject, **more}, "the grant", NOTHING)
+    with recorded_act(settings, "grant", person, f"until {until or 'revoked'}", **subject):
+        change_grant(home, config.name, view, to, grant)
+    address = SharedView(name_of(home), config.name, view)
+    return Shown(grant, [f"{to} may read it as uri: {address}"])
 
 
 @app.command
@@ -70,16 +65,14 @@ def revoke(view: str, /, *, to: To, context: Here) -> Shown:
         ConfigurationError: there is no such grant.
 
     Examples:
-        FALAJ_TENANT=red falaj grants revoke carrier_delay --to blue
+        falaj grants revoke carrier_stats --to blue
     """
     person = acting(context.settings, "administer", None)
     subject = {"use_case": context.settings.use_case, "view": view, "to": to}
-    with Journal(context.home / "audit").recorded("revoke-grant", subject=subject, who=who(person)):
-        if not remove_grant(context.home, **subject):
-            raise ConfigurationError(
-                f"{view!r} of {subject['use_case']} is not granted to {to!r}; `falaj grants list` "
-                f"shows what is. {NOTHING}"
-            )
+    with recorded_act(context.settings, "revoke-grant", person, "", **subject):
+        if not change_grant(context.home, subject["use_case"], view, to):
+            seen = f"{view!r} of {subject['use_case']} is not granted to {to!r}"
+            raise ConfigurationError(f"{seen}; `falaj grants list` shows what is. {NOTHING}")
     return Shown(subject, [f"{to} reads {view} no more"])
 
 
@@ -90,19 +83,13 @@ def list_grants(*, context: Here) -> Shown:
     Examples:
         falaj grants list
     """
-    found, today = read_grants(context.home), datetime.now(UTC).date()
+    found = read_grants(context.home)
     lines = [
-        f"{f'{each.use_case}/{each.view}':<32} {each.to:<16} "
-        f"since {each.since:%F}, {_end(each, today)} by {each.by} {each.purpose}".rstrip()
+        f"{f'{each.use_case}/{each.view}':<32} {each.to:<16} since {each.since:%F}, until "
+        f"{each.until or 'revoked'}, by {each.by} {each.purpose}".rstrip()
         for each in found
     ]
     return Shown(found, lines or ["nothing is granted; falaj grants add VIEW --to TENANT"])
-
-
-def _end(grant: Grant, today: date) -> str:
-    if grant.until is None:
-        return "until revoked,"
-    return f"{'ended' if grant.until < today else 'until'} {grant.until},"
 
 
 @app.command(show=False)
@@ -111,6 +98,9 @@ def read(request: str, /, *, context: Here) -> Shown:
 
     Args:
         request: A `Reading`, as JSON.
+
+    Examples:
+        falaj grants read REQUEST --json
     """
     from tasks.features.tables.tenants import Reading, copy_granted
 
@@ -118,5 +108,4 @@ def read(request: str, /, *, context: Here) -> Shown:
         asked = checked(Reading, json.loads(request), "the request", "Nothing was read")
         return Shown(copy_granted(context.settings, asked))
     except FalajError as exc:  # told to a program, which raises it again
-        facts: dict[str, Any] = {"refusal": str(exc), "code": exc.code}
-        return Shown(facts, [str(exc)], EXIT_WRONG_INPUT)
+        return Shown({"refusal": str(exc), "code": exc.code}, code=EXIT_WRONG_INPUT)

@@ -78,7 +78,7 @@ def trace(
     if downstream:
         return _downstream(chain, context.settings)
     sources = chain.sources()
-    lines = [*format_chain(chain), "", *(row("From", f"{d.name} {d.version}") for d in sources)]
+    lines = [*format_chain(chain), "", *(row("From", f"{address(d)} {d.version}") for d in sources)]
     facts = {"served": served, "chain": list(chain), "sources": sources}
     return Shown(facts, [*starmap(row, served.items()), *lines])
 

@@ -22,9 +22,9 @@ from tasks.kernel.settings import bring, put
 from tasks.kernel.tenants import INSTALLATION, NAME, name_of
 from tasks.kernel.values import Contract, checked
 
-FILE, SCHEME = "grants.json", "tenant"
+FILE, SCHEME = "grants.json", "tenant://"
 _ADDRESS = re.compile(
-    rf"{SCHEME}://({NAME})/([a-z][a-z0-9-]*)/([a-z][a-z0-9_]*)(?:@([0-9a-f]{{12}}))?"
+    rf"{SCHEME}({NAME})/([a-z][a-z0-9-]*)/([a-z][a-z0-9_]*)(?:@([0-9a-f]{{12}}))?"
 )
 
 
@@ -38,17 +38,15 @@ class SharedView(NamedTuple):
     """Beginning of the digest of the published feature tables; empty: whichever they are."""
 
     @classmethod
-    def of(cls, uri: str) -> "SharedView | None":
-        """The view that a raw table's uri names; None where it names something else.
+    def of(cls, uri: str) -> "SharedView":
+        """The view that a raw table's uri names.
 
         Raises:
-            ValueError: it is of this scheme, and names none.
+            ValueError: it names none.
         """
-        if not uri.startswith(f"{SCHEME}:"):
-            return None
         if not (found := _ADDRESS.fullmatch(uri)):
             raise ValueError(
-                f"{uri!r} names no feature view of a tenant; expected {SCHEME}://TENANT/USE_CASE/"
+                f"{uri!r} names no feature view of a tenant; expected {SCHEME}TENANT/USE_CASE/"
                 f"VIEW, of which TENANT may be {INSTALLATION}"
             )
         return cls(*(part or "" for part in found.groups()))
@@ -56,12 +54,12 @@ class SharedView(NamedTuple):
     def __str__(self) -> str:
         """Its address."""
         at = self.version and f"@{self.version}"
-        return f"{SCHEME}://{self.owner}/{self.use_case}/{self.name}{at}"
+        return f"{SCHEME}{self.owner}/{self.use_case}/{self.name}{at}"
 
 
 def shared_views(uris: Iterable[str]) -> list[SharedView]:
     """Those that a use case reads, by the uris of its raw tables."""
-    return [view for view in map(SharedView.of, uris) if view]
+    return [SharedView.of(uri) for uri in uris if uri.startswith(SCHEME)]
 
 
 class Grant(Contract):
@@ -98,34 +96,28 @@ def read_grants(home: Path) -> tuple[Grant, ...]:
     return checked(_Grants, content, str(file), "Nothing was read").grants
 
 
-def put_grant(home: Path, grant: Grant) -> None:
-    """Add a grant, in place of the one of this view to this tenant.
+def change_grant(home: Path, use_case: str, view: str, to: str, grant: Grant | None = None) -> bool:
+    """Put a grant in the place of the one of this view to this tenant; None: revoke that.
+
+    Returns:
+        Whether there was one.
 
     Raises:
         SignatureError: those that are there were changed.
         TransientError, StorageError: the key store or the disk refuses.
     """
-    _change(home, (grant.use_case, grant.view, grant.to), grant)
-
-
-def remove_grant(home: Path, use_case: str, view: str, to: str) -> bool:
-    """Revoke a grant; false where there is none. Raises as `put_grant`."""
-    return _change(home, (use_case, view, to), None)
-
-
-def _change(home: Path, key: tuple[str, str, str], new: Grant | None) -> bool:
     from tasks.metadata.database import held_everywhere  # takes its time, and few change grants
 
     with held_everywhere(home / "grants.lock"):
         found = {(each.use_case, each.view, each.to): each for each in read_grants(home)}
-        known = found.pop(key, None)
-        content = _Grants(grants=(*found.values(), *([new] if new else [])))
+        known = found.pop((use_case, view, to), None)
+        content = _Grants(grants=(*found.values(), *([grant] if grant else [])))
         put(home / FILE, signed(key_store(home), content.model_dump(mode="json")))
     return known is not None
 
 
-def check_grant(home: Path, use_case: str, view: str, to: str, purpose: str) -> Grant:
-    """The grant by which a tenant reads a feature view of this state now, for a purpose.
+def check_grant(home: Path, use_case: str, view: str, to: str, purpose: str) -> None:
+    """See that a tenant may read a feature view of this state now, for a purpose.
 
     Raises:
         AccessError: there is none, it has ended, or is for another purpose.
@@ -133,23 +125,16 @@ def check_grant(home: Path, use_case: str, view: str, to: str, purpose: str) -> 
     owner, what = name_of(home), f"{to} read the feature view {view} of {use_case}"
     ask = f"ask who administers {owner} for `falaj grants add {view} --to {to}` there"
     try:
-        grants = read_grants(home)
+        found = {(each.use_case, each.view, each.to): each for each in read_grants(home)}
     except SignatureError as exc:
-        raise AccessError(
-            f"the grants of {owner} do not count ({exc}); ask who administers it to move "
-            f"{home / FILE} away, and to make them anew"
-        ) from exc
-    named = (use_case, view, to)
-    grant = next((g for g in grants if (g.use_case, g.view, g.to) == named), None)
-    if grant is None:
-        raise AccessError(
-            f"{owner} does not let {what}: it was never granted, or that was revoked; {ask}"
-        )
+        again = f"ask who administers {owner} to move it away, and to grant anew"
+        raise AccessError(f"the grants of {owner} do not count: {exc}; {again}") from exc
+    if (grant := found.get((use_case, view, to))) is None:
+        raise AccessError(f"{owner} does not let {what}, or does no more; {ask}")
     if grant.until and grant.until < datetime.now(UTC).date():
         raise AccessError(f"{owner} let {what} until {grant.until}; {ask}")
-    if grant.purpose and purpose != grant.purpose:
+    if grant.purpose not in ("", purpose):
         raise AccessError(
             f"{owner} lets {what} for {grant.purpose} alone, and `purpose` of use_case.yaml is "
             f"{purpose or 'not said'}; process it for that, or {ask} with another --purpose"
         )
-    return grant

@@ -119,7 +119,7 @@ def known_origins(journal: Journal) -> dict[Data, Origin]:
 
 def address(data: Data) -> str:
     """What the feature repository calls a raw file."""
-    return data.name if data.namespace == "file" else f"{data.namespace}/{data.name}"
+    return f"{data.namespace}/{data.name}" if "://" in data.namespace else data.name
 
 
 def format_chain(chain: Chain) -> list[str]:

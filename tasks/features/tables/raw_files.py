@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from tasks.contracts.clock import TimeZone
-from tasks.governance.grants import SharedView
+from tasks.governance.grants import shared_views
 from tasks.governance.handling import RAW, Address, Declared
 from tasks.kernel.errors import ConfigurationError
 
@@ -41,7 +41,7 @@ ColumnName = Annotated[
 
 
 def _address(uri: str) -> str:
-    SharedView.of(uri)  # refuses what is of a tenant and names no feature view
+    shared_views([uri])  # refuses what is of a tenant and names no feature view
     if "://" in uri and urlsplit(uri).password is not None:
         raise ValueError(
             "a uri with a password would stand in every copy of this file; leave it out, and give "

@@ -13,6 +13,7 @@ import yaml
 from falaj.__main__ import main
 from tasks.contracts.data import FeatureTables
 from tasks.features.tables.build import EMPTY, build_feature_tables, current_tables, publish_tables
+from tasks.features.tables.tenants import Reading, copy_granted
 from tasks.governance.grants import FILE, Grant, read_grants, shared_views
 from tasks.governance.journal import Journal
 from tasks.kernel.errors import AccessError, ConfigurationError, SignatureError
@@ -126,23 +127,25 @@ def test_a_granted_view_is_read_as_its_owner_has_it_until_that_is_revoked(
 
 
 def refused(blue: Team, red: Team, uri: str = URI) -> str:
-    """Why the reader gets nothing; the owner's journal says the same."""
-    before = len(red.acts("read-view"))
+    """Why the owner's state gives nothing, as its journal says it too."""
+    (table, *_), target = blue.config.features.raw_tables, blue.repo / "rows.parquet"
+    declared = table.model_copy(update={"uri": uri}).model_dump()
+    named = {"tenant": "blue", "use_case": "loyalty", "purpose": ""}
     with pytest.raises(AccessError) as caught:
-        blue.read(uri, month(3))
-    (line,) = red.acts("read-view")[before:]
-    assert line["outcome"] == "refused"
-    assert line["reason"] in str(caught.value)
-    assert not [*blue.store.root.glob("landed/*")]
+        copy_granted(red.settings, Reading(table=declared, window=month(3), target=target, **named))
+    line = red.acts("read-view")[-1]
+    assert (line["outcome"], line["reason"]) == ("refused", str(caught.value))
+    assert line["who"]["tenant"] == "blue"
+    assert not target.exists()
     return str(caught.value)
 
 
 def test_nothing_but_what_the_owner_signed_opens_a_view(
     red: Team, blue: Team, as_red: Callable[..., int], tmp_path: Path
 ) -> None:
-    assert "never granted" in refused(blue, red)
+    assert "does not let blue" in refused(blue, red)
     assert as_red("grants", "add", "habits", "--to", "installation") == 0
-    assert "never granted" in refused(blue, red)
+    assert "does not let blue" in refused(blue, red)
     (grant,) = read_grants(red.settings.home)
     assert (grant.use_case, grant.view, grant.to) == ("shop", "habits", "installation")
     file = red.settings.home / FILE
@@ -165,7 +168,7 @@ def test_nothing_but_what_the_owner_signed_opens_a_view(
     assert "for advice alone" in refused(blue, red)
     write(wanted)
     for other in ("shop/orders", "shop/customers", "flights/habits"):
-        assert "never granted" in refused(blue, red, f"tenant://red/{other}")
+        assert "does not let blue" in refused(blue, red, f"tenant://red/{other}")
     assert blue.read(URI, month(3)).tables[0].num_rows
 
 
@@ -179,7 +182,7 @@ def test_rows_keep_the_class_the_homes_and_the_purposes_of_their_owner(
     said = refused(blue, red)
     assert "data_class: personal, home: [uae], purposes: [advice] beside uri" in said
     blue.source(URI, **{**care, "purposes": ["advice", "advertising"]})
-    assert refused(blue, red).endswith("write purposes: [advice] beside uri. Nothing was landed")
+    assert refused(blue, red).endswith("write purposes: [advice] beside uri")
     blue.source(URI, **{**care, "home": ["uae", "eu"]})
     assert blue.read(window=month(3)).handling.homes == ("eu", "uae")
 
