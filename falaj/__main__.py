@@ -72,6 +72,7 @@ COMMANDS = {
         "features": ("features:app", "Refresh, compare, serve and repair features."),
         "baseline": ("data:approve_baseline", "Approve a clean window as the suites' baseline."),
         "docs": ("data:docs", "Bring the data docs of all validations up to date."),
+        "catalogue": ("governance.catalogue:catalogue", "Show feature views and who uses them."),
         "trace": ("governance.verify:trace", "Show what something was made from, or what of it."),
         "verify": ("governance.verify:verify", "Check a model by its digests, to the raw files."),
         "predictions": ("data:predictions", "Count, export and label logged predictions."),

@@ -143,13 +143,13 @@ def _model_lines(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def open_address(
-    what: Literal["report", "ui", "docs", "data-docs"] = "report", /, *, context: Here
+    what: Literal["report", "ui", "docs", "data-docs", "catalogue"] = "report", /, *, context: Here
 ) -> Shown:
     """Open the report, the UI or the docs in a browser, and print where they are.
 
     Args:
         what: report: of the last run. ui: Prefect's, of the platform. docs: Falaj's own. data-docs:
-            all validations.
+            all validations. catalogue: of feature views.
 
     Raises:
         NotRunningError: the platform does not run.
@@ -198,6 +198,7 @@ ADDRESSES: dict[str, Callable[[Context], object]] = {
     "ui": _ui,
     "docs": _docs,
     "data-docs": lambda c: _made(c.home / "data_docs" / "current" / "index.html", "docs"),
+    "catalogue": lambda c: _made(c.home / "catalogue" / "index.html", "catalogue"),
 }
 
 

@@ -6,6 +6,7 @@ The catalogue of a framework, such as ISO/IEC 27001:2022, is a file of `framewor
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -102,7 +103,7 @@ def evidence(
 
     now, judged, files = datetime.now(UTC), [], {}
     for control in catalogue.controls:
-        answer = _read(control, home) if control.files else _run(control.command)
+        answer = _read(control, home) if control.files else run_command(control.command)
         judged.append((control, answer, judge(control, answer)))
         facts = {**control.model_dump(), "state": judged[-1][2], "answer": answer._asdict()}
         files[f"answers/{control.id}.json"] = json.dumps(facts, indent=1).encode()
@@ -164,12 +165,14 @@ def _at(document: Any, place: str) -> list[Any]:
     return values
 
 
-def _run(command: str) -> Answer:
+def run_command(command: str, environment: Mapping[str, str] = os.environ) -> Answer:
     """Ask in a process of its own, as a person would."""
     line = [sys.executable, "-m", *shlex.split(command), "--json"]
     began, closed = time.monotonic(), subprocess.DEVNULL
     try:
-        done = subprocess.run(line, stdin=closed, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(
+            line, stdin=closed, capture_output=True, text=True, timeout=LIMIT_S, env=environment
+        )
     except subprocess.TimeoutExpired:
         return Answer(None, None, f"no answer within {LIMIT_S} s", LIMIT_S)
     said = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from jinja2 import Template
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -219,9 +219,12 @@ class WithReports:
         if scope["path"] in (f"/{found[1]}", f"/{found[1]}/"):
             await HTMLResponse(reports_index(self._home))(scope, receive, send)
             return
-        if (folder := self._home / found[1]).is_dir():
+        page = self._home / "catalogue" / "index.html"
+        if scope["path"].rstrip("/") == "/reports/catalogue" and bring(page).is_file():
+            served: Any = FileResponse(page)
+        elif (folder := self._home / found[1]).is_dir():
             # `latest` is a link to the newest.
-            served: Any = StaticFiles(directory=folder, follow_symlink=True)
+            served = StaticFiles(directory=folder, follow_symlink=True)
         else:
             served = PlainTextResponse(f"{scope['path']}: there is no report yet\n", 404)
         try:

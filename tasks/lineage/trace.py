@@ -99,6 +99,12 @@ def trace(name: str, journal: Journal) -> Chain:
     Raises:
         ArtifactError: the files hold no such thing, or of several.
     """
+    origins = known_origins(journal)
+    return Chain(_named(name, [*origins]), origins)
+
+
+def known_origins(journal: Journal) -> dict[Data, Origin]:
+    """How each version in the files came to be, the newest last."""
     origins: dict[Data, Origin] = {}
     for found in _origins(journal):
         known = origins.get(found.data, found)
@@ -108,7 +114,7 @@ def trace(name: str, journal: Journal) -> Chain:
         else:
             found = known
         origins[found.data] = replace(found, note=note, uri=uri)
-    return Chain(_named(name, [*origins]), origins)
+    return origins
 
 
 def address(data: Data) -> str:

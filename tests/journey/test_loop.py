@@ -1,5 +1,6 @@
 """The whole loop from the command line, on real rows of January."""
 
+import json
 import shutil
 import signal
 import time
@@ -112,6 +113,18 @@ def test_a_prediction_is_traced_back_to_the_raw_files_by_digests(loop: Loop) -> 
     assert code == 0, said
     assert "by train.flight-delay" in said
     assert "raw/flights.csv" in said
+
+
+def test_the_catalogue_names_the_champion_as_the_user_of_each_view(loop: Loop) -> None:
+    said = loop.run("--json", "catalogue", "--dry-run")[1]
+    (entry,) = json.loads(said[said.index("{") :])["use_cases"]
+    (model,) = entry["models"]
+    assert (model["model"], model["champion"]) == ("flight-delay", loop.record.version.version)
+    for view in entry["views"]:
+        assert view["consumers"] == [model]
+        assert view["quality"]["expectations"] >= view["quality"]["held"] > 0
+        assert view["newest_event"] < view["online_until"] < view["published"]
+        assert view["sources"]
 
 
 def test_a_second_run_reuses_every_stage_without_what_trains_and_draws(

@@ -170,7 +170,7 @@ def _view_pin(
     table = str(getattr(source, "path", None) or source.name)
     ref = next((t for t in tables.tables if t.name == table), None)
     times = [source.timestamp_field, source.created_timestamp_column]
-    event, created = _latest(ref, times, store) if ref else (None, None)
+    event, created = latest(ref, times, store) if ref else (None, None)
     return ViewPin(
         version=service.views[view.name],
         definition=view_digest(view),
@@ -180,7 +180,7 @@ def _view_pin(
     )
 
 
-def _latest(
+def latest(
     ref: TableRef, columns: list[str | None], store: ArtifactStore
 ) -> tuple[datetime | None, ...]:
     """Latest value of each column that is one; from the statistics of the files where they do."""

@@ -42,6 +42,7 @@ REQUESTS = [
     ("POST", "/mlflow/api/2.0/mlflow/registered-models/alias", (), None),
     ("POST", "/mlflow/api/2.0/mlflow/runs/create", (), None),
     ("GET", "/reports/", ALL, None),
+    ("GET", "/reports/catalogue/", ALL, None),
     ("GET", "/reports/one/index.html", ALL, "flights"),
     ("GET", "/use_cases/churn/reports/one/index.html", ALL, "churn"),
     ("GET", "/features/flights/health", ALL, "flights"),

@@ -273,6 +273,7 @@ def test_a_web_socket_without_the_password_is_closed_and_health_is_open() -> Non
         ("/reports/latest/report.html", 200),
         ("/use_cases/traffic/reports/run-2/report.html", 200),
         ("/reports", 200),
+        ("/reports/catalogue/", 200),
         ("/use_cases/other/reports/run-1/report.html", 404),
         ("/reportsx", 299),
         ("/reports/none.html", 404),
@@ -289,6 +290,8 @@ def test_reports_are_shown_beside_mlflow_and_no_other_file_is(
     for folder in ("reports/run-1", "use_cases/traffic/reports/run-2"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "report.html").write_text("a report")
+    (tmp_path / "catalogue").mkdir()
+    (tmp_path / "catalogue" / "index.html").write_text("a catalogue")
     (tmp_path / "reports" / "latest").symlink_to("run-1")
     (tmp_path / "secret").write_text("a secret")
     answer = asyncio.run(asked(tmp_path, path))
