@@ -299,7 +299,7 @@ def _access_to_state(plan: Plan) -> dict[str, str]:
 def worker_service(plan: Plan, pool: str, number: int = 0) -> Service:
     """A process worker on one pool; it never makes the pool, since deploying describes it."""
     name = plan.files.worker_name(pool) + numbered(number)
-    start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
+    start = (sys.executable, "-m", "infra.orchestration.worker", "process")
     return Service(
         f"{WORKER}{pool}{numbered(number)}",
         (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
@@ -416,7 +416,7 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
     if seen != expected:
         raise ConfigurationError(not_shared(seen, expected, settings))
     inherited = {n: v for n, v in environment.items() if not n.startswith("PREFECT_")}
-    command = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool")
+    command = (sys.executable, "-m", "infra.orchestration.worker", "process", "--pool")
     name = f"{pool}-{socket.gethostname()}-{machine_id(settings.home).replace('.', '')}"
     words = [*command, pool, "--name", name, "--no-create-pool-if-not-found"]
     client = client_settings(settings.home, api, password)
