@@ -1,8 +1,6 @@
 """The deploy itself: compare each thing, write those that differ, read all back."""
 
 import asyncio
-import hashlib
-import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -29,7 +27,7 @@ from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read
 from infra.deploying.items import RESULTS, Item, Outcome, use_case_block
 from infra.deploying.pools import pool_items, read_image, without_leases
 from infra.images.sign import check_image
-from infra.orchestration.worker import digests
+from infra.orchestration.worker import digest, digests
 from infra.platform.api import wait_for_server
 from tasks.contracts.hardware import known_class, read_classes
 from tasks.governance import signing
@@ -164,12 +162,10 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
 async def _digests(client: PrefectClient, plan: Plan) -> dict[str, dict[str, str]]:
     """What is signed of each pool, image included, and deployment on the server; of no secret."""
     found = [(i.label, await i.found(client)) for i in plan.items if not i.is_secret]
-    there = {name: one.view for name, one in found if one}
-    texts = {n: json.dumps(view, sort_keys=True, default=str) for n, view in there.items()}
     return {
-        f"deployments/{name}": digests(there[name])
-        | {"view.json": hashlib.sha256(text.encode()).hexdigest()}
-        for name, text in texts.items()
+        f"deployments/{name}": {**digests(one.view), "view.json": digest(one.view)}
+        for name, one in found
+        if one
     }
 
 

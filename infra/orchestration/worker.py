@@ -22,16 +22,20 @@ from tasks.kernel.keys.choice import TRUSTED
 from tasks.kernel.settings import Settings
 
 DECIDING = (
-    *("entrypoint", "path", "pull_steps", "parameters", "parameter_openapi_schema"),
-    *("job_variables", "work_pool_name", "base_job_template"),
-)
+    "entrypoint path pull_steps parameters parameter_openapi_schema job_variables "
+    "work_pool_name base_job_template"
+).split()
 """Fields of a deployment or pool that say what is run. The others say when, and who is told."""
 
 
+def digest(value: object) -> str:
+    """SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def digests(fields: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of each deciding field of a deployment or pool, as signed."""
-    texts = {n: json.dumps(fields.get(n) or None, sort_keys=True, default=str) for n in DECIDING}
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    """Of each deciding field of a deployment or pool; none is as good as an empty one."""
+    return {name: digest(fields.get(name) or None) for name in DECIDING}
 
 
 def check_run(home: Path, run: Any, deployment: Any, flow: Any, pool: Any) -> bool:
@@ -76,19 +80,12 @@ def register(kind: str) -> None:
     home = Settings.from_environment().home
 
     class Configuration(found.job_configuration):
-        def prepare_for_flow_run(
-            self,
-            flow_run: Any,
-            deployment: Any = None,
-            flow: Any = None,
-            work_pool: Any = None,
-            *names: Any,
-            **more: Any,
-        ) -> None:
-            is_signed = check_run(home, flow_run, deployment, flow, work_pool)
-            super().prepare_for_flow_run(flow_run, deployment, flow, work_pool, *names, **more)
+        def prepare_for_flow_run(self, **told: Any) -> None:
+            of = map(told.get, ("flow_run", "deployment", "flow", "work_pool"))
+            is_signed = check_run(home, *of)
+            super().prepare_for_flow_run(**told)
             if is_signed and isinstance(self.env, dict):  # else its process would ask once more
-                self.env["PREFECT__FLOW_ENTRYPOINT"] = deployment.entrypoint
+                self.env["PREFECT__FLOW_ENTRYPOINT"] = told["deployment"].entrypoint
 
     with warnings.catch_warnings(action="ignore"):  # that it takes the place is meant
 

@@ -49,9 +49,8 @@ def digest_in(package: Distribution, file: Path) -> str:
     digest = base64.urlsafe_b64encode(bytes.fromhex(found)).decode().rstrip("=")
     if listed is None or (listed.mode, listed.value) != ("sha256", digest):
         raise ArtifactError(
-            f"{file} of the package {package.name} has SHA-256 {found}, and its RECORD lists "
-            "another or none: it was changed after it was installed. Nothing of it was used; "
-            "install the package again"
+            f"{file} of the package {package.name} was changed after it was installed: its SHA-256 "
+            f"is {found}, and RECORD lists another. Nothing was used; install the package again"
         )
     return found
 
