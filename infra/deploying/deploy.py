@@ -1,8 +1,6 @@
 """The deploy itself: compare each thing, write those that differ, read all back."""
 
 import asyncio
-import hashlib
-import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -28,6 +26,8 @@ from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_item
 from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read_use_cases
 from infra.deploying.items import RESULTS, Item, Outcome, use_case_block
 from infra.deploying.pools import pool_items, read_image, without_leases
+from infra.images.sign import check_image
+from infra.orchestration.worker import digest, digests
 from infra.platform.api import wait_for_server
 from tasks.contracts.hardware import known_class, read_classes
 from tasks.governance import signing
@@ -77,6 +77,7 @@ def make_plan(
 
     Raises:
         ConfigurationError: a file or use case is wrong, or a variable is not set.
+        SignatureError: nobody who is trusted signed the image.
     """
     use_cases = read_use_cases(repos)
     classes = read_classes()
@@ -87,6 +88,7 @@ def make_plan(
     image = None
     if pool_type == "kubernetes":
         image, use_cases = read_image(), tuple(without_leases(each) for each in use_cases)
+        check_image(Settings.from_environment().home, image)
 
     def resuming(items: Sequence[AnyItem]) -> tuple[AnyItem, ...]:
         return tuple(replace(item, resume=resume) for item in items)
@@ -115,7 +117,7 @@ async def check(client: PrefectClient, plan: Plan) -> Outcome:
         try:
             signing.check_record(Settings.from_environment().home, subject, files)
         except SignatureError as exc:
-            outcome.differences.append(f"{exc}: look at it on the server, then deploy again")
+            outcome.differences.append(str(exc))
     return outcome
 
 
@@ -165,10 +167,10 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
 async def _digests(client: PrefectClient, plan: Plan) -> dict[str, dict[str, str]]:
     """What is signed of each pool, image included, and deployment on the server; of no secret."""
     found = [(i.label, await i.found(client)) for i in plan.items if not i.is_secret]
-    texts = {name: json.dumps(one.view, sort_keys=True, default=str) for name, one in found if one}
     return {
-        f"deployments/{name}": {"view.json": hashlib.sha256(text.encode()).hexdigest()}
-        for name, text in texts.items()
+        f"deployments/{name}": {**digests(one.view), "view.json": digest(one.view)}
+        for name, one in found
+        if one
     }
 
 

@@ -296,7 +296,7 @@ def worker_service(plan: Plan, pool: str, number: int = 0) -> Service:
 
 
 def _worker_command(pool: str, name: str) -> tuple[str, ...]:
-    start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
+    start = (sys.executable, "-m", "infra.orchestration.worker", "process")
     return (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found")
 
 

@@ -243,9 +243,13 @@ def _open(bundle: str) -> tuple[str, bytes, bytes, str, dict[str, str]]:
 
 
 def _changed(subject: str, why: str) -> SignatureError:
+    what_to_do = "bring it from a backup with `falaj restore`, or remove it and run again"
+    if subject.startswith("deployments/"):
+        what_to_do = "look at it on the server of Prefect, then call `falaj deploy`"
+    elif subject.startswith("images/"):
+        what_to_do = "see that it is yours, then sign its digest: docs/how-to/images.md"
     return SignatureError(
-        f"{subject}: the signature does not fit, {why}. Nothing of it was used; bring it from a "
-        "backup with `falaj restore`, or remove it and run again"
+        f"{subject}: the signature does not fit, {why}. Nothing of it was used; {what_to_do}"
     )
 
 

@@ -1,5 +1,6 @@
 """Where a model comes from that was trained elsewhere, and what calibrates and judges it."""
 
+import base64
 import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Self
 from pydantic import Field, PositiveInt, model_validator
 
 from tasks.contracts.conversion import Signature
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.files import digest_of
 from tasks.kernel.values import Described
 
 ASIDE = "weights"
@@ -30,6 +32,27 @@ def find_package(name: str) -> Distribution:
             "call `make lock` and `make setup`"
         )
     return package
+
+
+def digest_in(package: Distribution, file: Path) -> str:
+    """SHA-256 of a file of a package, which has to be the one that was installed.
+
+    Args:
+        package: see `find_package`.
+        file: as the package's `RECORD` lists it (PyPA, "Recording installed projects").
+
+    Raises:
+        ArtifactError: `RECORD` has another digest of it, or none.
+    """
+    found = digest_of(Path(str(package.locate_file(file))))
+    listed = next((one.hash for one in package.files or () if Path(one) == file), None)
+    digest = base64.urlsafe_b64encode(bytes.fromhex(found)).decode().rstrip("=")
+    if listed is None or (listed.mode, listed.value) != ("sha256", digest):
+        raise ArtifactError(
+            f"{file} of the package {package.name} was changed after it was installed: its SHA-256 "
+            f"is {found}, and RECORD lists another. Nothing was used; install the package again"
+        )
+    return found
 
 
 class EncoderConfig(Described):

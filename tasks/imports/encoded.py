@@ -23,7 +23,7 @@ from tasks.contracts.data import ColumnEncoder, EncodedColumn, FeatureSnapshot
 from tasks.governance.signing import build_signed
 from tasks.imports import column_encoder as folder_of
 from tasks.imports.column_encoder import EncoderSettings, LoadedEncoder, Numbers, image_file
-from tasks.imports.config import EncoderConfig, find_package
+from tasks.imports.config import EncoderConfig, digest_in, find_package
 from tasks.imports.encoder import TOKENIZER_FILE, WEIGHTS_FILE, find_files
 from tasks.imports.program import MOST_ROWS, export_encoder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
@@ -105,7 +105,8 @@ def build_encoder(
     Raises:
         ConfigurationError: its files are not there, are of another kind of network, or it gives
             fewer numbers, or takes fewer tokens, than are asked for.
-        ArtifactError: its weights are damaged.
+        ArtifactError: its weights are damaged, or a package's are not as they were installed.
+        SignatureError: somebody else made or changed what is in the store.
     """
     source = _Text(spec, project, store) if spec.text else _Image(spec)
     width, asked = source.width, spec.dimensions or source.width
@@ -135,7 +136,7 @@ def build_encoder(
         _write_network(source, settings, folder)
         return staged.artifact(FOLDER)
 
-    return encoder, store.build_once("encoders", key, Artifact, build)
+    return encoder, build_signed(store, "encoders", key, Artifact, build)
 
 
 class _Text:
@@ -172,7 +173,7 @@ class _Image:
         weights = _file_of(named, ".pth", "EfficientNet-Lite0")
         self._weights = Path(str(package.locate_file(weights)))
         self.name = f"{named} {package.version}"
-        self.digests = {"weights": digest_of(self._weights)}
+        self.digests = {"weights": digest_in(package, weights)}
 
     def program(self, example: tuple[torch.Tensor, ...]) -> ExportedProgram:
         """The network.

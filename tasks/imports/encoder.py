@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.imports.config import EncoderConfig, find_package
+from tasks.imports.config import EncoderConfig, digest_in, find_package
 from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.files import digest_of
 
 SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 FILES = (SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
@@ -118,9 +119,10 @@ class TextEncoder(nn.Module):
 
 
 class EncoderFiles(NamedTuple):
-    """The files of an encoder, and what tells where they come from."""
+    """The files of an encoder, their SHA-256, and what tells where they come from."""
 
     folder: Path
+    digests: dict[str, str]
     origin: dict[str, str]
 
 
@@ -129,12 +131,13 @@ def find_files(config: EncoderConfig) -> EncoderFiles:
 
     Raises:
         ConfigurationError: the package is not installed, or a file is not there.
+        ArtifactError: a file was changed after its package was installed.
     """
     folder, origin = config.folder, dict[str, str]()
-    if config.package is not None:
-        package = find_package(config.package)
+    package = find_package(config.package) if config.package is not None else None
+    if package is not None:
         folder = Path(str(package.locate_file(config.folder)))
-        origin = {"package": config.package, "version": package.version}
+        origin = {"package": str(config.package), "version": package.version}
         for field in ("License", "License-Expression"):
             if field in package.metadata:
                 origin["licence"] = package.metadata[field]
@@ -143,7 +146,11 @@ def find_files(config: EncoderConfig) -> EncoderFiles:
             f"{config.folder} of {config.package or 'this machine'} lacks {', '.join(absent)}; "
             f"expected the files of a BERT encoder: {', '.join(FILES)}"
         )
-    return EncoderFiles(folder, origin)
+    digests = {
+        name: digest_in(package, config.folder / name) if package else digest_of(folder / name)
+        for name in FILES
+    }
+    return EncoderFiles(folder, digests, origin)
 
 
 def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from tasks.contracts.conversion import BATCH_AXIS, ImportedProgram, Signature, TensorSpec
-from tasks.governance.signing import check_import
+from tasks.governance.signing import build_signed, check_import
 from tasks.imports.config import EncoderConfig, ProgramConfig
-from tasks.imports.encoder import FILES, EncoderShape, TextEncoder, find_files, read_encoder
+from tasks.imports.encoder import EncoderShape, TextEncoder, find_files, read_encoder
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -29,7 +29,8 @@ def take_program(config: ProgramConfig, store: ArtifactStore) -> ImportedProgram
 
     Raises:
         ConfigurationError: the file is not there.
-        SignatureError: it is not what its publisher signed, or nobody trusts that one.
+        SignatureError: it is not what its publisher signed, or nobody trusts that one; or somebody
+            else made the copy in the store.
         StorageError: the disk refused a write.
     """
     digests = {config.file.name: digest_of_file(config.file)}
@@ -41,7 +42,7 @@ def take_program(config: ProgramConfig, store: ArtifactStore) -> ImportedProgram
         shutil.copyfile(config.file, folder.path / PROGRAM_FILE)
         return _imported(folder, config.family, config.signature, origin, digests)
 
-    return store.build_once("programs", key, ImportedProgram, build)
+    return build_signed(store, "programs", key, ImportedProgram, build)
 
 
 def digest_of_file(file: Path) -> str:
@@ -82,24 +83,24 @@ def export_encoder(config: EncoderConfig, store: ArtifactStore) -> ImportedProgr
     Raises:
         ConfigurationError: the files are not there, are of another kind of network, or it takes
             fewer tokens than are asked for.
-        ArtifactError: the weights are damaged.
-        SignatureError: they are not what their publisher signed, or nobody trusts that one.
+        ArtifactError: the weights are damaged, or a package's are not as they were installed.
+        SignatureError: they are not what their publisher signed, or nobody trusts that one; or
+            somebody else made what was built of them.
         StorageError: the disk refused a write.
     """
     found = find_files(config)
-    digests = {name: digest_of(found.folder / name) for name in FILES}
     settings = {"max_tokens": str(config.max_tokens), "max_rows": str(MOST_ROWS)}
-    signed = check_import(store.root.parent, found.folder, digests)
+    signed = check_import(store.root.parent, found.folder, found.digests)
     origin = {**found.origin, **settings, "torch": torch.__version__, **signed}
-    key = content_key("encoder", code_digest(__file__), digests, origin)
+    key = content_key("encoder", code_digest(__file__), found.digests, origin)
 
     def build(folder: StagedFolder) -> ImportedProgram:
         network, shape = read_encoder(found)
         signature = _signature(shape, config)
         _write_program(network, signature, folder.path / PROGRAM_FILE)
-        return _imported(folder, FAMILY, signature, origin, digests)
+        return _imported(folder, FAMILY, signature, origin, found.digests)
 
-    return store.build_once("programs", key, ImportedProgram, build)
+    return build_signed(store, "programs", key, ImportedProgram, build)
 
 
 def _signature(shape: EncoderShape, config: EncoderConfig) -> Signature:

@@ -88,7 +88,7 @@ def _cpu_s(member: psutil.Process) -> float:
 
 def _name(member: psutil.Process) -> str:
     line = " ".join(member.cmdline())
-    words = ("guard.py", "create_prefect", "create_mlflow", "worker start", "serving", "supervise")
+    words = ("guard.py", "create_prefect", "create_mlflow", ".worker ", "serving", "supervise")
     return f"{next((word for word in words if word in line), 'other')} {member.pid}"
 
 

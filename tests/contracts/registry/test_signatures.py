@@ -1,7 +1,9 @@
 """Ten places, each with a flipped byte and by a stranger: not used, and named."""
 
+import hashlib
 import json
 import shutil
+from base64 import urlsafe_b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +15,19 @@ from serving.config import EngineConfig, ServedModel
 from serving.engine.loading import RegistryCatalogue
 from serving.engine.versions import LoadedVersion
 from serving.errors import NotReadyError
-from tasks.contracts.base import ModelVersionRef
+from serving.features.recipe import registry_origins
+from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.data import EncodedColumn
 from tasks.governance import signing
-from tasks.kernel.errors import RegistryError, SignatureError
+from tasks.imports.config import EncoderConfig
+from tasks.imports.encoded import build_encoder
+from tasks.imports.encoder import WEIGHTS_FILE, find_files
+from tasks.imports.program import export_encoder
+from tasks.kernel.errors import ArtifactError, RegistryError, SignatureError
 from tasks.kernel.files import digest_of
 from tasks.kernel.keys.store import MODELS
 from tasks.kernel.location import Location
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings, StagedFolder
 from tasks.registry import mlflow_registry as mlflow
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.model_folder import read_version
@@ -27,6 +35,7 @@ from tasks.registry.programs import fetch_version, find_champion, find_start
 from tasks.registry.promotion import roll_back, withdraw
 from tasks.state.backup import back_up, restore
 from tasks.validation.suites import sign_baseline
+from tests.support.data import encoders
 from tests.support.data.shop import Shop
 from tests.support.registry.builders import CONFIG, FEBRUARY, World, comparison, evaluation
 from tests.support.serving.served import FLIGHTS, QUICK, ServedHome
@@ -35,8 +44,9 @@ from tests.support.state import acts
 NAME = CONFIG.model_name
 PROGRAM, CHECKPOINT, EVALUATION = "program.pt2", "checkpoint.pt", "evaluation.json"
 MANIFEST, LISTED, VARIANT = "model.json", "variants.json", "variants/*/model.onnx"
+ENCODER = "encoder-review/model.onnx"
 SIGNATURES = [f"{MANIFEST}.sig", f"{LISTED}.sig"]
-FILES = [PROGRAM, CHECKPOINT, EVALUATION, MANIFEST, LISTED, VARIANT]
+FILES = [PROGRAM, CHECKPOINT, EVALUATION, MANIFEST, LISTED, VARIANT, ENCODER]
 REFUSED = (RegistryError, SignatureError)
 
 
@@ -70,11 +80,25 @@ def change(
     registry.set_tags(version, {**tags, mlflow.PROGRAM_TAG: digest_of(folder / PROGRAM)})
 
 
+def with_encoder(world: World) -> World:
+    """Its versions hold what turns the texts of a column into numbers."""
+
+    def build(folder: StagedFolder) -> Artifact:
+        (folder.path / "encoder").mkdir()
+        (folder.path / "encoder" / "model.onnx").write_bytes(b"weights" * 9)
+        return folder.artifact("encoder")
+
+    made = world.store.build_once("encoders", "k", Artifact, build)
+    snapshot = world.dataset.snapshot.model_copy(update={"encoders": {"review": made}})
+    return replace(world, dataset=world.dataset.model_copy(update={"snapshot": snapshot}))
+
+
 @pytest.mark.parametrize("name", [*FILES, *SIGNATURES])
 @pytest.mark.parametrize("by_stranger", [False, True])
 def test_what_was_changed_is_not_promoted_trained_on_or_restored(
     world: World, name: str, by_stranger: bool
 ) -> None:
+    world = with_encoder(world)
     world.promoted(0)
     world.promoted(1, against=(comparison("champion:1", 0.004),))
     change(world.registry, world.version(1), name, world.home / "strange" if by_stranger else None)
@@ -93,11 +117,15 @@ def test_what_was_changed_is_not_promoted_trained_on_or_restored(
     if name in (PROGRAM, MANIFEST, f"{MANIFEST}.sig"):
         with pytest.raises(REFUSED):
             fetch_version(version.ref, world.location, world.store)
+    if name in (ENCODER, MANIFEST, f"{MANIFEST}.sig"):
+        with pytest.raises(REFUSED):  # as a server asks
+            registry_origins(Settings(world.home, world.home / "repo"))(NAME, "1")
     assert main(["verify", f"models/{NAME}/1", "--home", str(world.home)]) == 4
     if by_stranger or name in SIGNATURES:
         assert refusals(world.home)[0] == version.subject
     else:
-        assert ("onnx-fp32" if name == VARIANT else name) in record.damage[0]
+        folders = {VARIANT: "onnx-fp32", ENCODER: "encoder-review"}
+        assert folders.get(name, name) in record.damage[0]
 
 
 @pytest.fixture(scope="module")
@@ -218,28 +246,104 @@ def test_bands_that_were_approved_are_the_bands_that_judge(tmp_path: Path) -> No
         approved_suites(config, settings)
 
 
-@pytest.mark.parametrize("by_stranger", [False, True])
-def test_a_backup_with_a_changed_model_is_not_restored(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_stranger: bool
+@pytest.mark.parametrize(
+    ("name", "by_stranger", "trusts", "is_refused"),
+    [
+        (PROGRAM, True, True, True),
+        (MANIFEST, False, True, True),
+        (PROGRAM, False, True, False),  # model.json is signed, and holds its digest
+        (PROGRAM, True, False, False),
+    ],
+)
+def test_a_backup_with_a_changed_model_is_not_restored_or_not_used(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    by_stranger: bool,
+    trusts: bool,
+    is_refused: bool,
 ) -> None:
     world.promoted(0)
     trust, target = tmp_path / "trust", Location.of((tmp_path / "backups").as_uri())
     shutil.copytree(world.home / "keyring" / MODELS, trust / MODELS)
-    if by_stranger:
-        change(world.registry, world.version(1), PROGRAM, tmp_path / "strange")
+    settings, other = (Settings(home, world.home / "repo") for home in (world.home, tmp_path / "b"))
+    whole = back_up(settings, target, {}, lambda line: None)
+    change(world.registry, world.version(1), name, tmp_path / "strange" if by_stranger else None)
+    if by_stranger and trusts:
         for pem in (tmp_path / "strange" / "keyring" / MODELS).glob("*.pub"):
             shutil.copy(pem, world.home / "keyring" / MODELS)  # who writes the state can do that
         assert not read_version(world.version(1)).damage
-    settings = Settings(world.home, world.home / "repo")
-    backup = back_up(settings, target, {}, lambda line: None)
-    monkeypatch.setenv("FALAJ_TRUSTED_KEYS", str(trust))
-    other = replace(settings, home=tmp_path / "other")
+    changed = back_up(settings, target, {}, lambda line: None)
+    if trusts:
+        monkeypatch.setenv("FALAJ_TRUSTED_KEYS", str(trust))
     monkeypatch.setenv("FALAJ_HOME", str(other.home))
-    if by_stranger:
-        with pytest.raises(SignatureError, match="does not trust"):
-            restore(other, target, backup, {}, lambda line: None)
-        assert not (other.home / "mlflow").exists()
-        return
-    restore(other, target, backup, {}, lambda line: None)
     restored = World(RegistryLocation.of(other), other.store, world.dataset)
-    assert not read_version(restored.version(1)).damage
+    if is_refused:
+        with pytest.raises(SignatureError, match=r"does not trust|another model\.json"):
+            restore(other, target, changed, {}, lambda line: None)
+        assert not (other.home / "mlflow").exists()
+        restore(other, target, whole, {}, lambda line: None)
+        assert not read_version(restored.version(1)).damage
+        return
+    restore(other, target, changed, {}, lambda line: None)
+    with pytest.raises(REFUSED, match="flight-delay"):
+        find_champion(NAME, restored.location, other.store)
+
+
+@pytest.mark.parametrize("by_stranger", [False, True])
+def test_an_import_with_a_changed_byte_or_by_a_stranger_is_not_taken(
+    tmp_path: Path, by_stranger: bool
+) -> None:
+    home, publisher, stranger = (tmp_path / name for name in ("home", "publisher", "stranger"))
+    config = encoders.write_encoder(tmp_path / "encoder")
+    store, sources = ArtifactStore(home / "artifacts"), find_files(config)
+    signing.sign(publisher, "encoder", sources.digests, config.folder / "model.sig")
+    shutil.copytree(publisher / "keyring" / MODELS, home / "keyring" / "imports")
+    assert "signed_by" in export_encoder(config, store).origin
+    flip(config.folder / WEIGHTS_FILE)
+    if by_stranger:
+        files = find_files(config).digests
+        signing.sign(stranger, "encoder", files, config.folder / "model.sig")
+    seen = "does not trust" if by_stranger else "another model.safetensors"
+    with pytest.raises(SignatureError, match=seen):
+        export_encoder(config, store)
+    assert refusals(home) == ["encoder"]
+    assert len(store.folders("programs")) == 1
+
+
+def test_an_encoder_of_somebody_else_is_not_used_to_train(tmp_path: Path) -> None:
+    home, store = tmp_path / "home", ArtifactStore(tmp_path / "home" / "artifacts")
+    encoders.write_encoder(tmp_path / "encoder")
+    spec = EncodedColumn(text="encoder", dimensions=8, max_tokens=encoders.MOST_TOKENS)
+    folder = store.path(build_encoder("review", spec, tmp_path, store)[1])
+    flip(folder / "model.onnx")
+    value, key = folder.parent / "value.json", folder.parent.name
+    written = value.read_text()
+    value.write_text(written.replace(json.loads(written)["sha256"], digest_of(folder)))
+    with pytest.raises(SignatureError, match=f"encoders/{key}.*there is none"):
+        build_encoder("review", spec, tmp_path, store)
+    value.write_text(written)
+    assert signing.find_signed(store, "encoders", key, Artifact) is None  # it is built again
+    assert refusals(home)[1:] == [f"encoders/{key}"]
+
+
+def test_a_file_of_a_package_is_the_one_that_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = encoders.write_encoder(tmp_path / "carrier" / "model").folder
+    about = tmp_path / "carrier-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
+    digests = {file: hashlib.sha256(file.read_bytes()).digest() for file in folder.iterdir()}
+    lines = (
+        f"{file.relative_to(tmp_path)},sha256={urlsafe_b64encode(d).decode().rstrip('=')},1"
+        for file, d in digests.items()
+    )
+    (about / "RECORD").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = EncoderConfig(package="carrier", folder=Path("carrier/model"))
+    assert find_files(config).digests[WEIGHTS_FILE] == digest_of(folder / WEIGHTS_FILE)
+    flip(folder / WEIGHTS_FILE)
+    with pytest.raises(ArtifactError, match=r"carrier/model/model\.safetensors of the package"):
+        find_files(config)

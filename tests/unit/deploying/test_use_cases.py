@@ -15,7 +15,8 @@ from infra.deploying.deploy import make_plan
 from infra.deploying.file import read_use_cases
 from infra.deploying.items import BlockItem, Found
 from infra.deploying.pools import IMAGE_VARIABLE, PoolItem, read_image
-from tasks.kernel.errors import ConfigurationError
+from infra.images.sign import sign_image
+from tasks.kernel.errors import ConfigurationError, SignatureError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 REPO = PROJECT_ROOT / DEFAULT_FEATURE_REPO
@@ -105,6 +106,27 @@ def test_pods_start_from_the_image_and_hold_no_leases(monkeypatch: pytest.Monkey
         assert {image.get("default") for image in images} == {DIGEST if on_pods else None}
         leases = [i.parameters["config"]["lease"] for i in plan.deployments if i.use_case]
         assert {lease["enabled"] for lease in leases} == {not on_pods}
+
+
+def test_where_keys_are_trusted_pods_start_from_a_signed_digest_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, stranger = tmp_path / "home", tmp_path / "stranger"
+    foreign = f"{DIGEST[:-1]}1"
+    sign_image(home, DIGEST)
+    sign_image(stranger, foreign)
+    shutil.copytree(stranger / "signatures", home / "signatures", dirs_exist_ok=True)
+    with pytest.raises(ConfigurationError, match="is no digest of an image"):
+        sign_image(home, "registry.example.org/falaj:1.4")
+    monkeypatch.setenv("FALAJ_HOME", str(home))
+    monkeypatch.setenv("FALAJ_TRUSTED_KEYS", str(home / "keyring"))
+    monkeypatch.setenv(IMAGE_VARIABLE, DIGEST)
+    assert make_plan([str(REPO)], pool_type="kubernetes").deployments
+    seen = {foreign: "does not trust", "registry.example.org/falaj:1.4": "there is none"}
+    for image, why in seen.items():
+        monkeypatch.setenv(IMAGE_VARIABLE, image)
+        with pytest.raises(SignatureError, match=why):
+            make_plan([str(REPO)], pool_type="kubernetes")
 
 
 def test_without_a_server_nothing_is_deployed(
