@@ -61,13 +61,13 @@ def enable(
     keys_at(keys)
     check_keys(settings.home, keys)
     acting(settings, "administer", None)
+    name = name or tenant_of(settings.home) or "state"
     server = server_environment(settings.home / SERVER_FILE, os.environ)
     require_tls(variables(os.environ | server), {ENCRYPTION: name})
     folder, known = settings.home, settings.home.with_name(f"{settings.home.name}.encrypted")
     if folder.exists() and not folder.is_mount() and not known.exists():
         with nobody_else(folder):
             pass
-    name = name or tenant_of(folder) or "state"
     num_files = encrypt_state(folder, name, keys)
     os.environ |= {ENCRYPTION: name, KEYS: keys}
     num_objects = _encrypt_objects(settings.location) if settings.location else 0
