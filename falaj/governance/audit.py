@@ -15,6 +15,7 @@ from cyclopts.types import PositiveInt
 
 from falaj.context import EXIT_DATA, Context, Here, Shown, acting, row
 from tasks.kernel import errors
+from tasks.kernel.keys.store import JOURNAL
 
 if TYPE_CHECKING:
     from tasks.governance.journal import Journal, JournalLine
@@ -75,9 +76,10 @@ def verify(*, accept: list[str] | None = None, context: Here) -> Shown:
 
     journal = _journal(context)
     found = verified(journal, accept or ())
-    if not found.num_lines and (context.home / "feast" / "applied.json").exists():
+    traces = [context.home / "feast" / "applied.json", context.home / "keyring" / JOURNAL]
+    if not found.num_lines and (trace := next((each for each in traces if each.exists()), None)):
         raise errors.DataContractError(
-            f"the journal in {journal.folder} is gone: definitions were applied, which writes "
+            f"the journal in {journal.folder} is gone: {trace} is there, and what made it writes "
             "lines. Look for it in copies of the state folder; the next act begins a new one"
         )
     shipped = f"{found.num_shipped} heads; the newest {found.num_uncovered} lines are in none"

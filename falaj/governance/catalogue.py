@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from falaj.context import EXIT_FAILED, DryRun, Here, Shown, row
 from falaj.governance.evidence import run_command
 from falaj.models import open_registry
 from tasks.features.catalogue import APPLIED, catalogued_views, written
-from tasks.features.tables.tenants import OF_READER
+from tasks.features.tables.tenants import environment_of
 from tasks.governance import journal
 from tasks.governance.duties import acting
 from tasks.governance.grants import read_grants
@@ -69,9 +68,7 @@ def catalogue(*, dry_run: DryRun = False, context: Here) -> Shown:
 
 def _of_tenant(home: Path, name: str, contact: str) -> list[Facts]:
     """As a process finds it that works with the tenant's own servers, keys and mounts."""
-    kept = {n: v for n, v in os.environ.items() if n not in {*OF_READER, "FALAJ_PROFILE"}}
-    own = {**kept, "FALAJ_HOME": str(home_of(home, name))}
-    answer = run_command("falaj catalogue --dry-run", own)
+    answer = run_command("falaj catalogue --dry-run", environment_of(home_of(home, name)))
     if isinstance(answer.document, dict):
         return list(answer.document["use_cases"])
     return [_entry(name, contact, trouble=answer.said or f"it ended with {answer.code}")]

@@ -5,26 +5,36 @@ from __future__ import annotations
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from cyclopts.validators import Number
 
-from falaj.context import Here, Shown, acting
+from falaj.context import Here, Shown, acting, row
 from tasks.governance.duties import who
 from tasks.governance.journal import Journal
-from tasks.kernel.tenants import TENANT, Tenant, put_tenant, read_tenants, tenant_home
+from tasks.kernel.tenants import (
+    FOLDER,
+    TENANT,
+    Tenant,
+    check_installation,
+    put_tenant,
+    read_tenants,
+)
+from tasks.kernel.values import checked
 
 app = App(name="tenants")
-Cores = Annotated[
-    int | None,
-    Parameter(validator=Number(gte=1), help="That its leases hold at a time (default: all)."),
+Most = Annotated[
+    str | None, Parameter(help="That its leases hold at a time, or `all` (default: as it is).")
 ]
-Gpus = Annotated[
-    int | None, Parameter(validator=Number(gte=0), help="GPUs and slices, likewise (default: all).")
-]
+NOTHING = "Nothing was changed"
 
 
 @app.command
 def add(
-    name: str, /, *, contact: str = "", cores: Cores = None, gpus: Gpus = None, context: Here
+    name: str,
+    /,
+    *,
+    contact: str | None = None,
+    cores: Most = None,
+    gpus: Most = None,
+    context: Here,
 ) -> Shown:
     """Add a tenant with a state of its own; or say anew who answers for it and what it may hold.
 
@@ -37,12 +47,14 @@ def add(
         FALAJ_TENANT=red falaj run
     """
     person = acting(context.settings, "administer", None)
-    tenant = Tenant(contact=contact, cores=cores, gpus=gpus)
+    said = {"contact": contact, "cores": cores, "gpus": gpus}
+    said = {n: None if v == "all" else v for n, v in said.items() if v is not None}
+    known = read_tenants(context.home).get(name, Tenant()).model_dump()
+    tenant = checked(Tenant, {**known, **said}, f"the tenant {name}", NOTHING)
     subject = {"tenant": name, **tenant.model_dump()}
     with Journal(context.home / "audit").recorded("tenant", subject=subject, who=who(person)):
         folder = put_tenant(context.home, name, tenant)
-    facts = {"name": name, "home": folder, **tenant.model_dump()}
-    return Shown(facts, [f"{name} works in {folder}: {TENANT}={name} falaj COMMAND"])
+    return Shown({**subject, "home": folder}, [_line(name, tenant), row("Use", f"{TENANT}={name}")])
 
 
 @app.command(name="list")
@@ -55,20 +67,17 @@ def list_tenants(*, context: Here) -> Shown:
     from tasks.control.leases.placement import Taken
     from tasks.control.leases.repository import LeaseRepository
 
-    taken = Taken.by(LeaseRepository(context.settings.leases_path).claims())
-    found = [
-        {
-            "name": name,
-            "home": tenant_home(context.home, name),
-            **each.model_dump(),
-            "holds": {"cores": taken.cores_of_tenant[name], "gpus": taken.gpus_of_tenant[name]},
-        }
-        for name, each in read_tenants(context.home).items()
-    ]
-    lines = [
-        f"{each['name']:<16} {each['holds']['cores']} of {each['cores'] or 'all'} cores, "
-        f"{each['holds']['gpus']} of {'all' if each['gpus'] is None else each['gpus']} GPUs  "
-        f"{each['contact']}".rstrip()
-        for each in found
-    ]
+    check_installation(context.home)
+    taken, found, lines = Taken.by(LeaseRepository(context.settings.leases_path).claims()), [], []
+    for name, each in read_tenants(context.home).items():
+        holds = {"cores": taken.cores_of_tenant[name], "gpus": taken.gpus_of_tenant[name]}
+        home = context.home / FOLDER / name
+        found.append({"tenant": name, **each.model_dump(), "home": home, "holds": holds})
+        lines.append(f"{_line(name, each)}; holds {holds['cores']} and {holds['gpus']}")
     return Shown(found, lines or ["no tenants; falaj tenants add NAME"])
+
+
+def _line(name: str, tenant: Tenant) -> str:
+    gpus = "all" if tenant.gpus is None else tenant.gpus
+    held = f"at most {tenant.cores or 'all'} cores and {gpus} GPUs"
+    return f"{name:<16} {tenant.contact or 'nobody named'}; {held}"

@@ -17,16 +17,16 @@ one journal, and the digest of each. The beginning of that line's own digest nam
 """
 
 import atexit
-import getpass
 import hashlib
 import json
 import logging
 import os
+import pwd
 import socket
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -342,10 +342,9 @@ def name_of(before: str, digest: str) -> str:
 
 def process_identity() -> dict[str, Any]:
     """Who works outside a server: the operating system's user, host and process."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
-        user = str(os.getuid())
+    user = str(os.getuid())
+    with suppress(KeyError):  # a container may run under a number without a name
+        user = pwd.getpwuid(os.getuid()).pw_name  # the environment may say anything
     return {"user": user, "host": socket.gethostname(), "process": os.getpid()}
 
 

@@ -33,7 +33,7 @@ from tasks.kernel.location import Entry, Location, object_name
 from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, described
 from tasks.kernel.parts import SHARED as SHARED
 from tasks.kernel.process import ProcessName
-from tasks.kernel.tenants import TENANT, installation_of, tenant_home, tenant_of
+from tasks.kernel.tenants import TENANT, installation_of, own_tenant, tenant_home, tenant_of
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +116,7 @@ class Settings:
             home = (_folder_of_state(repo) / ".falaj").resolve()
         if (tenant := env.get(TENANT)) and tenant != tenant_of(home):
             home = tenant_home(home, tenant)
+        own_tenant(home)  # refuses one that is not listed
         return cls(
             home=home,
             feature_repo=repo,

@@ -6,14 +6,16 @@
 What is in a tenant's folder, or at the addresses of its `server.yaml`, is no other tenant's.
 """
 
+import os
 import re
 from pathlib import Path
+from typing import Annotated
 
 import yaml
-from pydantic import ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from tasks.kernel import files
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import AccessError, ConfigurationError
 from tasks.kernel.values import Contract, checked
 
 TENANT = "FALAJ_TENANT"
@@ -29,7 +31,7 @@ class Tenant(Contract):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    contact: str = ""
+    contact: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     """Who answers for its data and models."""
     cores: PositiveInt | None = None
     """CPU cores that its leases hold at a time, at most; None: all that are free."""
@@ -65,7 +67,7 @@ def read_tenants(installation: Path) -> dict[str, Tenant]:
     """
     file = installation / FILE
     try:
-        content = files.read_yaml(file, str(file))
+        content = files.read_yaml(file, str(file)) if file.stat().st_size else {}
     except FileNotFoundError:
         return {}
     for name in content:
@@ -92,6 +94,11 @@ def tenant_home(installation: Path, name: str) -> Path:
         raise ConfigurationError(
             f"{folder} leads to {folder.resolve()}; expected a folder, for a link has no tenant. "
             "Mount the other disk there. Nothing was done"
+        )
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"{folder} is gone; bring it back from a backup, or begin anew with `falaj tenants add "
+            f"{name}`. Nothing was done"
         )
     return folder
 
@@ -122,11 +129,7 @@ def put_tenant(installation: Path, name: str, tenant: Tenant) -> Path:
         StorageError: the disk refuses.
     """
     _check_name(name)
-    if of := tenant_of(installation):
-        raise ConfigurationError(
-            f"{installation} is the state of the tenant {of}, and tenants have none of their own; "
-            f"name the installation: {installation_of(installation)}. Nothing was changed"
-        )
+    check_installation(installation)
     file = installation / FILE
     files.make_folder(installation)
     with files.locked(file.with_suffix(".lock")):
@@ -135,6 +138,38 @@ def put_tenant(installation: Path, name: str, tenant: Tenant) -> Path:
         files.write_atomically(file, text)
     files.private_folder(installation / FOLDER)
     return files.private_folder(installation / FOLDER / name)
+
+
+def check_installation(home: Path) -> None:
+    """See that a state folder is an installation's own.
+
+    Raises:
+        ConfigurationError: it is a tenant's.
+    """
+    if of := tenant_of(home):
+        raise ConfigurationError(
+            f"{home} is the state of the tenant {of}, and tenants have none of their own; "
+            f"name the installation: {installation_of(home)}. Nothing was changed"
+        )
+
+
+def check_own(path: Path) -> None:
+    """See that a path leads to no state of others of this process's installation.
+
+    Raises:
+        AccessError: it does.
+    """
+    home = Path(os.environ.get("FALAJ_HOME") or ".").resolve()
+    if not has_tenants(home):
+        return
+    others = installation_of(home) if tenant_of(home) else home / FOLDER
+    if (leads := path.resolve()).is_relative_to(others) and not (
+        tenant_of(home) and leads.is_relative_to(home)
+    ):
+        raise AccessError(
+            f"{path} lies in {others}, with the state of others; a feature view of theirs is read "
+            "as tenant://OWNER/USE_CASE/VIEW, by a grant. Nothing was read"
+        )
 
 
 def _check_name(name: str) -> None:

@@ -20,6 +20,7 @@ from tasks.features.tables.formats import check_present, near, own_names, plain_
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.remote import ANSWER_S, CONNECT_S, s3_endpoint
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.tenants import check_own
 
 PASSING = re.compile(
     r"connect|timed? ?out|timeout|NETWORK|dns|\b50[0234]\b|slow ?down", re.IGNORECASE
@@ -126,6 +127,7 @@ def _where_and_version(table: RawTable, repo: Path, prefix: str) -> tuple[str, i
         where, version = pinned[1], int(pinned[2])
     if where.startswith("file://"):
         where = str((repo / where.removeprefix("file://")).resolve())
+        check_own(Path(where))
     return where, version
 
 

@@ -13,6 +13,7 @@ from tasks.features.tables.formats import unpacked
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import digest_of
+from tasks.kernel.tenants import check_own
 
 
 def open_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> Source:
@@ -81,8 +82,11 @@ def _package_path(table: RawTable, rest: str) -> Path:
 
 def local_source(table: RawTable, path: Path, window: TimeWindow, scratch: Path) -> Source:
     """Files of this machine: one, those of a folder, or those that fit a pattern."""
+    check_own(path)
     found = files_of(table, LocalFileSystem(), str(path), window)
     files = [Path(info.path) for info in found]
+    for each in files:  # links lead anywhere
+        check_own(each)
 
     def digest() -> str:
         if path.is_file():

@@ -24,12 +24,7 @@ from tasks.governance.grants import SharedView, check_grant
 from tasks.governance.handling import Handling
 from tasks.governance.journal import Journal, process_identity
 from tasks.kernel import errors, files, settings, tenants
-from tasks.kernel.keys.choice import TRUSTED
-from tasks.kernel.keys.encryption import ENCRYPTION
 
-OF_READER = {*settings.SERVER_NAMES.values(), ENCRYPTION, tenants.TENANT, TRUSTED}
-"""Variables about the reader's state, and whom it trusts; the owner's says so itself, and
-trusts its own keys alone."""
 KINDS = {kind.code: kind for kind in (errors.AccessError, errors.TransientError)}
 """Errors of the owner's side that are the same for the reader; others are of the configuration."""
 
@@ -74,9 +69,8 @@ def tenant_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path
             "tenants work as one user, or ask the owner to copy the rows to a bucket, and read "
             "that with credentials that may only read"
         )
-    own = {name: value for name, value in os.environ.items() if name not in OF_READER}
     line = [sys.executable, "-m", "falaj", "--json", "grants", "read", asked.model_dump_json()]
-    env, cwd = {**own, "FALAJ_HOME": str(owner)}, settings.PROJECT_ROOT
+    env, cwd = environment_of(owner), settings.PROJECT_ROOT
     done = subprocess.run(line, env=env, cwd=cwd, capture_output=True, text=True, check=False)
     if not done.stdout.startswith("{"):
         said = " ".join(done.stderr.split())[-1000:]
@@ -86,6 +80,12 @@ def tenant_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path
         raise KINDS.get(answer["code"], errors.ConfigurationError)(refusal)
     seen = SourceFile(**answer, num_bytes=asked.target.stat().st_size)
     return copies.Source(seen, lambda: [asked.target])
+
+
+def environment_of(home: Path) -> dict[str, str]:
+    """Of a process that works in another state: what this one is told of its own is left out."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
+    return {**kept, "FALAJ_HOME": str(home)}
 
 
 def copy_granted(own: settings.Settings, asked: Reading) -> dict[str, str]:
@@ -112,10 +112,15 @@ def copy_granted(own: settings.Settings, asked: Reading) -> dict[str, str]:
         tables = current_tables(settings.features_home_of(home, view.use_case), own.store)
         version, there = tables.version[:12], {table.name: table for table in tables.tables}
         ref = there.get(view.name)
-        if ref is None or tables.handling is None or view.version not in ("", version):
+        if ref is None or view.version not in ("", version):
             raise errors.ConfigurationError(
                 f"{view} is not published; there is {', '.join(there) or 'nothing'} of version "
-                f"{version}. Correct uri, or ask the owner to refresh it with this release"
+                f"{version}. Correct uri, or ask the owner to refresh it"
+            )
+        if tables.handling is None:
+            raise errors.ConfigurationError(
+                f"{view} was published by an earlier release, which noted no data class; ask its "
+                "owner for a refresh"
             )
         if lacking := tables.handling.lacking(handling):
             raise errors.AccessError(

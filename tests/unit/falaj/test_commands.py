@@ -136,13 +136,14 @@ def test_where_online_differs_from_offline_the_command_and_the_loop_fail(
         pipeline.check_online(config)
 
 
-def test_a_trail_that_was_removed_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("trace", ["feast/applied.json", "keyring/journal/a.pub"])
+def test_a_journal_that_was_removed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
     arguments = ["--home", str(tmp_path), "audit", "verify"]
     assert main(arguments) == 0
     assert "0 lines" in capsys.readouterr().out
-    (tmp_path / "feast").mkdir()
-    (tmp_path / "feast" / "applied.json").write_text("{}")
+    (tmp_path / trace).parent.mkdir(parents=True)
+    (tmp_path / trace).write_text("{}")
     assert main(arguments) == EXIT_DATA
     assert f"the journal in {tmp_path / 'audit'} is gone" in capsys.readouterr().err

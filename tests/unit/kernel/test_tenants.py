@@ -1,14 +1,19 @@
 """Tenants of an installation: which folder is whose, and what leads from one into another."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from falaj.__main__ import main
+from tasks.contracts.base import TimeWindow
 from tasks.features.access.profile import read_profile
-from tasks.kernel.errors import ConfigurationError
+from tasks.features.tables.raw_files import undeclared
+from tasks.features.tables.sources import open_source
+from tasks.kernel.errors import AccessError, ConfigurationError
 from tasks.kernel.keys.address import check_keys, named_keys
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
-from tasks.kernel.tenants import Tenant, own_tenant, put_tenant
+from tasks.kernel.tenants import Tenant, own_tenant, put_tenant, read_tenants
 from tasks.metadata.identity import state_identity
 from tasks.state.contents import contents
 
@@ -51,6 +56,49 @@ def test_a_list_that_says_what_cannot_be_opens_nothing(home: Path, text: str) ->
     for read in (lambda: settings_of("red", home), lambda: own_tenant(home / "tenants" / "red")):
         with pytest.raises(ConfigurationError):
             read()
+
+
+def test_a_folder_that_is_gone_or_not_listed_is_nobodys_state(home: Path) -> None:
+    (home / "tenants" / "red").rmdir()
+    with pytest.raises(ConfigurationError, match="is gone"):
+        settings_of("red", home)
+    (home / "tenants" / "zed").mkdir()
+    with pytest.raises(ConfigurationError, match="no tenant 'zed'"):
+        settings_of("", home / "tenants" / "zed")
+    (home / "tenants.yaml").write_text("")
+    assert settings_of("", home).home == home
+
+
+@pytest.mark.parametrize("own", ["", "tenants/red"])
+def test_no_path_of_a_raw_table_leads_into_the_state_of_others(
+    home: Path, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(home / own))
+    secret = home / "tenants" / "blue" / "rows.csv"
+    secret.write_text("id,at\n1,2024-01-01\n")
+    (linked := home / own / "data").mkdir()
+    (linked / "link.csv").symlink_to(secret)
+    (linked / "own.csv").write_text(secret.read_text())
+    window = TimeWindow(
+        start=datetime(2024, 1, 1, tzinfo=UTC), end=datetime(2024, 1, 2, tzinfo=UTC)
+    )
+    for uri in (str(secret), f"{secret.parent}/*.csv", "data/*.csv", f"file://{secret}"):
+        with pytest.raises(AccessError, match="by a grant"):
+            open_source(undeclared("rows", uri), home / own, window, home)
+    assert open_source(undeclared("rows", "data/own.csv"), home / own, window, home)
+
+
+def test_what_is_not_said_of_a_tenant_again_stays(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add = ["--home", str(home), "tenants", "add", "red"]
+    assert main([*add, "--contact", "ana"]) == 0
+    assert read_tenants(home)["red"] == Tenant(cores=2, contact="ana")
+    for wrong in (["--cores", "1.5"], ["--gpus", "-1"], ["--contact", "a\nb"]):
+        assert main([*add, *wrong]) == 2
+    assert main([*add, "--cores", "all"]) == 0
+    assert read_tenants(home)["red"] == Tenant(contact="ana")
+    assert main(["--home", str(home / "tenants" / "red"), "tenants", "list"]) == 2
 
 
 def test_a_link_in_place_of_a_folder_leads_to_nobody(home: Path) -> None:
