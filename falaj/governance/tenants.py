@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import App, Parameter
-from cyclopts.validators import Number
+from cyclopts import App
+from cyclopts.types import NonNegativeInt, PositiveInt
 
 from falaj.context import Here, Shown, acting
 from tasks.governance.duties import who
@@ -13,24 +11,25 @@ from tasks.governance.journal import Journal
 from tasks.kernel.tenants import TENANT, Tenant, put_tenant, read_tenants, tenant_home
 
 app = App(name="tenants")
-Cores = Annotated[
-    int | None,
-    Parameter(validator=Number(gte=1), help="That its leases hold at a time (default: all)."),
-]
-Gpus = Annotated[
-    int | None, Parameter(validator=Number(gte=0), help="GPUs and slices, likewise (default: all).")
-]
 
 
 @app.command
 def add(
-    name: str, /, *, contact: str = "", cores: Cores = None, gpus: Gpus = None, context: Here
+    name: str,
+    /,
+    *,
+    contact: str = "",
+    cores: PositiveInt | None = None,
+    gpus: NonNegativeInt | None = None,
+    context: Here,
 ) -> Shown:
     """Add a tenant with a state of its own; or say anew who answers for it and what it may hold.
 
     Args:
         name: Small letters, digits and dashes.
         contact: Who answers for its data and models.
+        cores: That its leases hold at a time (default: all).
+        gpus: GPUs and slices, likewise (default: all).
 
     Examples:
         falaj tenants add red --contact red@example.org --cores 4
