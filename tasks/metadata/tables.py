@@ -14,6 +14,7 @@ from tasks.kernel.values import in_utc
 VERSION = "0005"
 """Of the newest migration."""
 VERSION_TABLE = "falaj_schema"
+RESULT = "falaj_verdicts.result_id"
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -80,8 +81,8 @@ incidents = sa.Table(
     *_needed(sa.String(120), "model", "use_case"),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("cause", sa.String(20), nullable=False),
-    sa.Column("opened_by", sa.ForeignKey("falaj_verdicts.result_id"), nullable=False),
-    sa.Column("newest", sa.ForeignKey("falaj_verdicts.result_id"), nullable=False),
+    sa.Column("opened_by", sa.ForeignKey(RESULT), nullable=False),
+    sa.Column("newest", sa.ForeignKey(RESULT), nullable=False),
     sa.Column("opened_at", UtcTime, nullable=False),
     sa.Column("closed_at", UtcTime),
     sa.Column("closed_by", sa.Text),
@@ -93,9 +94,7 @@ actions = sa.Table(
     sa.Column("episode_id", sa.ForeignKey("falaj_episodes.episode_id"), primary_key=True),
     *_needed(sa.String(120), "model", "use_case"),
     sa.Column("action", sa.String(20), nullable=False),
-    sa.Column(
-        "verdict_id", sa.ForeignKey("falaj_verdicts.result_id"), nullable=False, key="result_id"
-    ),
+    sa.Column("verdict_id", sa.ForeignKey(RESULT), nullable=False, key="result_id"),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("state", sa.String(20), nullable=False),
     sa.Column("claimed_at", UtcTime, nullable=False),
@@ -118,9 +117,7 @@ decisions = _counted(
     "falaj_decisions",
     sa.Column("decided_at", UtcTime, nullable=False),
     *_needed(sa.String(120), "model", "use_case"),
-    sa.Column(
-        "verdict_id", sa.ForeignKey("falaj_verdicts.result_id"), nullable=False, key="result_id"
-    ),
+    sa.Column("verdict_id", sa.ForeignKey(RESULT), nullable=False, key="result_id"),
     sa.Column("episode_id", sa.ForeignKey("falaj_episodes.episode_id")),
     sa.Column("cause", sa.String(20)),
     sa.Column("action", sa.String(20), nullable=False),

@@ -25,8 +25,8 @@ from tests.support.services.raw_sources import (
     seen,
     typed_orders,
 )
-from tests.support.services.servers import new_database, s3_server
-from tests.support.state import make_bucket
+from tests.support.services.servers import new_database
+from tests.support.state import s3_of_environment
 
 COLUMNS = "order_id bigint, customer text, ordered timestamptz, items int, amount numeric"
 
@@ -37,23 +37,18 @@ def shop(tmp_path: Path) -> SourceShop:
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    with s3_server() as address:
-        make_bucket(address, "shop")
-        yield address
+def s3() -> Iterator[Any]:
+    import boto3
+
+    with s3_of_environment("shop") as address:
+        yield boto3.resource("s3", endpoint_url=address, region_name="us-east-1").Bucket("shop")
 
 
 @pytest.fixture
-def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    import boto3
-
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    made = boto3.resource("s3", endpoint_url=s3, region_name="us-east-1").Bucket("shop")
-    made.objects.all().delete()
-    return made
+def bucket(s3: Any) -> Any:
+    """An empty one."""
+    s3.objects.all().delete()
+    return s3
 
 
 def upload(bucket: Any, name: str, rows: pd.DataFrame) -> int:

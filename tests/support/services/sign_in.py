@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import os
 import ssl
 import subprocess
@@ -32,6 +31,7 @@ from tasks.contracts.serving import live_addresses
 from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.host.processes import python, wait_until
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
+from tests.support.services.signing import issued
 from tests.support.state import acts
 
 CLIENT, SECRET = "falaj", "a-secret-of-the-client"
@@ -51,19 +51,14 @@ class Provider(Signer):
 
     def answer(self, asked: Asked) -> Answer:
         path, _, query = asked.path.partition("?")
-        if path == "/.well-known/openid-configuration":
-            names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-            here = {name: f"{self.issuer}/{name}" for name in names}
-            return json_answer({"issuer": self.issuer, **here})
-        if path == "/jwks_uri":
-            return json_answer(json.loads(self.keys()))
         if path == "/authorization_endpoint":
             begun = dict(parse_qsl(query))
             assert (begun["client_id"], begun["response_type"]) == (CLIENT, "code")
             self.codes[code := os.urandom(8).hex()] = begun
             back = urlencode({"code": code, "state": begun["state"]})
             return 302, "text/plain", f"{begun['redirect_uri']}?{back}".encode()
-        assert (asked.method, path) == ("POST", "/token_endpoint")
+        if path != "/token_endpoint":
+            return issued(self, asked)
         sent = dict(parse_qsl(asked.body.decode()))
         begun = self.codes.pop(sent["code"])
         digest = hashlib.sha256(sent["code_verifier"].encode()).digest()
