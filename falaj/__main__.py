@@ -32,14 +32,7 @@ from falaj.context import (
     set_environment,
     show,
 )
-from tasks.kernel.errors import (
-    ConfigurationError,
-    DataContractError,
-    FalajError,
-    NotRunningError,
-    PlacementRefusedError,
-    PromotionRefusedError,
-)
+from tasks.kernel import errors
 
 COMMANDS = {
     "Every day": {
@@ -182,7 +175,7 @@ def launch(
         yes: Answer yes to every question.
     """
     if quiet and verbose:
-        raise ConfigurationError("--quiet and --verbose exclude each other")
+        raise errors.ConfigurationError("--quiet and --verbose exclude each other")
     command, bound, ignored = app.parse_args(tokens, exit_on_error=False)
     set_environment(home, project or [], "WARNING" if quiet else "DEBUG" if verbose else None)
     if not ignored:
@@ -225,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return app.meta(words, exit_on_error=False, result_action="return_value") or 0
     except CycloptsError:  # printed already
         return EXIT_WRONG_INPUT
-    except FalajError as exc:
+    except errors.FalajError as exc:
         code = next((code for kind, code in CODES.items() if isinstance(exc, kind)), EXIT_FAILED)
         failed = f"failed: {type(exc).__name__}" if code == EXIT_FAILED else "refused"
         traced = {"-v", "--verbose"} & {*words}
@@ -237,12 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-CODES: dict[type[FalajError], int] = {
-    NotRunningError: EXIT_NOT_RUNNING,
-    ConfigurationError: EXIT_WRONG_INPUT,
-    DataContractError: EXIT_DATA,
-    PromotionRefusedError: EXIT_GATE,
-    PlacementRefusedError: EXIT_GATE,
+CODES: dict[type[errors.FalajError], int] = {
+    errors.NotRunningError: EXIT_NOT_RUNNING,
+    errors.ConfigurationError: EXIT_WRONG_INPUT,
+    errors.DataContractError: EXIT_DATA,
+    errors.PromotionRefusedError: EXIT_GATE,
+    errors.PlacementRefusedError: EXIT_GATE,
 }
 
 

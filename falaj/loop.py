@@ -26,12 +26,7 @@ from falaj.context import (
 from falaj.models import gate_lines
 from falaj.session import run_flow
 from flows.config import PipelineConfig, read_import_config
-from tasks.contracts.release import (
-    CompressionResult,
-    ImportedModel,
-    ModelVariant,
-    RecalibrationResult,
-)
+from tasks.contracts import release
 from tasks.contracts.replay import PolicyName
 from tasks.contracts.training import SearchResult
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
@@ -226,7 +221,7 @@ def recalibrate(
     return run_flow(context, work)
 
 
-def recalibration_lines(result: RecalibrationResult) -> list[str]:
+def recalibration_lines(result: release.RecalibrationResult) -> list[str]:
     """The outcome, a line each: the map, what it changed, what became of the version."""
     from flows.promotion import promotion_outcome
     from tasks.evaluation.recalibration import describe_changes
@@ -333,7 +328,7 @@ def compress(
     return run_flow(context, work, trains=True)
 
 
-def compression_lines(result: CompressionResult) -> list[str]:
+def compression_lines(result: release.CompressionResult) -> list[str]:
     """The outcome, a line each: sizes, quality, whether the teacher helped, the version."""
     from flows.promotion import promotion_outcome
 
@@ -375,7 +370,7 @@ def import_model(file: Path, /, *, context: Here) -> Shown:
     return run_flow(context, work, reads_data=False)
 
 
-def import_lines(result: ImportedModel) -> Iterator[str]:
+def import_lines(result: release.ImportedModel) -> Iterator[str]:
     """The version, what became of each variant, and which one serves which goal, a line each."""
     version = result.version
     yield ""
@@ -383,7 +378,7 @@ def import_lines(result: ImportedModel) -> Iterator[str]:
     yield from _variant_lines(result.variants)
 
 
-def _variant_lines(variants: Sequence[ModelVariant]) -> Iterator[str]:
+def _variant_lines(variants: Sequence[release.ModelVariant]) -> Iterator[str]:
     for variant in variants:
         yield f"{variant.name:<22}{variant.reason}"
     for variant in variants:

@@ -53,6 +53,19 @@ def open_registry(settings: Settings) -> Registry | None:
     return None if file is not None and not file.exists() else Registry(location)
 
 
+def existing_registry(settings: Settings) -> Registry:
+    """The registry of a state folder; asking for a version of one that is not there makes none.
+
+    Raises:
+        RegistryError: nothing was registered there yet.
+    """
+    if (registry := open_registry(settings)) is None:
+        raise RegistryError(
+            f"nothing is registered in {settings.home}; `falaj run` makes a first version"
+        )
+    return registry
+
+
 def version_facts(version: RegisteredVersion, registry: Registry) -> dict[str, Any]:
     """What the registry knows of a version, and how it was judged."""
     report = read_evaluation(version)
@@ -119,11 +132,7 @@ def find_version(
 
     settings = context.settings
     name = model or read_pipeline_config(settings.feature_repo).registry.model_name
-    registry = open_registry(settings)
-    if registry is None:
-        raise RegistryError(
-            f"nothing is registered in {settings.home}; `falaj run` makes a first version"
-        )
+    registry = existing_registry(settings)
     if version is not None:
         return registry.version(name, version), registry
     found = registry.pointed_at(name, CHAMPION) or registry.by_alias(name, CANDIDATE)

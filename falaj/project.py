@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from falaj.models import open_registry, version_facts
+from falaj.models import existing_registry, open_registry, version_facts
 from flows.config import PipelineConfig, read_pipeline_config
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
@@ -39,7 +39,7 @@ from tasks.kernel.settings import (
     server_environment,
 )
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.mlflow_registry import RegisteredVersion, Registry
+from tasks.registry.mlflow_registry import RegisteredVersion
 from tasks.registry.model_folder import read_version, verified_encoders
 from tasks.registry.programs import fetch_version
 
@@ -177,7 +177,7 @@ class Project:
             RegistryError: nothing was promoted yet.
         """
         name = self.config.registry.model_name
-        version = self._registry.by_alias(name, "champion")
+        version = existing_registry(self.settings).by_alias(name, "champion")
         if version is None:
             raise RegistryError(f"{name} has no champion yet; run() trains and promotes one")
         return Model(self, version)
@@ -188,7 +188,9 @@ class Project:
         Raises:
             RegistryError: there is no such version.
         """
-        return Model(self, self._registry.version(self.config.registry.model_name, number))
+        return Model(
+            self, existing_registry(self.settings).version(self.config.registry.model_name, number)
+        )
 
     def features(self, keys: pd.DataFrame, at: datetime | str | None = None) -> pd.DataFrame:
         """The features of entities.
@@ -227,16 +229,6 @@ class Project:
         """Rows that the newest run trained, validated and tested on, with their labels."""
         data = self.latest_run().record.dataset.snapshot.data
         return pd.read_parquet(self.settings.store.path(data))
-
-    @property
-    def _registry(self) -> Registry:
-        """The registry; asking for a version of one that is not there makes none."""
-        registry = open_registry(self.settings)
-        if registry is None:
-            raise RegistryError(
-                f"nothing is registered in {self.settings.home}; run() trains and promotes one"
-            )
-        return registry
 
     @property
     def _variables(self) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
@@ -51,17 +50,7 @@ MAX_ENTRIES = 12
 MAX_LISTED = 10_000
 
 
-def _one_of(kind: type[StrEnum]) -> Callable[[type, str | None], None]:
-    def check(_: type, value: str | None) -> None:
-        if value is not None and value not in list(kind):
-            raise ValueError(f"{value!r} is none of {', '.join(kind)}")
-
-    return check
-
-
 Model = Annotated[str | None, Parameter(help="Registered model (default: the use case's).")]
-ActionName = Annotated[str, Parameter(validator=_one_of(Action))]
-OutcomeName = Annotated[str, Parameter(validator=_one_of(Outcome))]
 Limit = Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_LISTED))]
 app = App(name="release")
 
@@ -194,8 +183,8 @@ def decisions(
     *,
     model: str | None = None,
     use_case: str | None = None,
-    action: ActionName | None = None,
-    outcome: OutcomeName | None = None,
+    action: Action | None = None,
+    outcome: Outcome | None = None,
     since: Moment | None = None,
     last: Last | None = None,
     limit: Limit = 50,

@@ -26,15 +26,8 @@ from infra.orchestration.embedded import (
     wait_for_server,
 )
 from infra.platform.files import running_platform
+from tasks.governance import identity
 from tasks.governance.handling import addresses
-from tasks.governance.identity import (
-    current_subject,
-    keep_token,
-    read_sign_in,
-    switch,
-    switched_off,
-    token_file,
-)
 from tasks.governance.policy import require_placements
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
@@ -169,7 +162,7 @@ def login(file: Path | None = None, /, *, context: Here) -> Shown:
         falaj login
         falaj login /run/secrets/token
     """
-    config = read_sign_in(context.home)
+    config = identity.read_sign_in(context.home)
     if config is None:
         raise ConfigurationError(
             f"{context.home} has no sign-in.yaml, so this machine's user is the owner and nobody "
@@ -179,8 +172,8 @@ def login(file: Path | None = None, /, *, context: Here) -> Shown:
         sys.stderr.write(f"Open {_token_page(context)} and paste the token that it shows:\n")
         sys.stderr.flush()
     text = sys.stdin.readline() if file is None else file.read_text(encoding="ascii")
-    subject = keep_token(text.strip(), config, os.environ)
-    kept = token_file(config, os.environ)
+    subject = identity.keep_token(text.strip(), config, os.environ)
+    kept = identity.token_file(config, os.environ)
     return Shown({"name": subject.name, "file": kept}, [row("Signed in", subject.name)])
 
 
@@ -198,7 +191,7 @@ def whoami(*, context: Here) -> Shown:
     Examples:
         falaj whoami
     """
-    found = current_subject(context.home)
+    found = identity.current_subject(context.home)
     facts = {n: getattr(found, n) for n in ("name", "tenant", "roles", "use_cases")}
     lines = [
         row("Name", found.name),
@@ -216,7 +209,7 @@ def _switched(names: list[str], context: Context, *, off: bool) -> Shown:
     subject = acting(context.settings, "administer", None)
     journal = Journal(context.home / "audit")
     with journal.recorded(f"switch-{'off' if off else 'on'}", accounts=names, who=who(subject)):
-        switch(context.home, names, subject.name, off=off)
+        identity.switch(context.home, names, subject.name, off=off)
     return listed(context=context)
 
 
@@ -247,6 +240,6 @@ def listed(*, context: Here) -> Shown:
     Examples:
         falaj access list
     """
-    found = switched_off(context.home)
+    found = identity.switched_off(context.home)
     lines = [row(name, f"off since {f['since'][:16]}, by {f['by']}") for name, f in found.items()]
     return Shown(found, lines or ["No account is switched off."])

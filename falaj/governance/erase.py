@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from cyclopts import Parameter
 
 from falaj.context import EXIT_DATA, Context, DryRun, Here, Shown, acting, row
+from falaj.models import open_registry
 from falaj.state import location_of
 from flows.config import read_pipeline_config
 from infra.orchestration.embedded import only_run
@@ -35,10 +36,8 @@ from tasks.kernel.location import Location
 from tasks.kernel.settings import Settings, children, put
 from tasks.predictions import schema as log
 from tasks.predictions.segments import folder_held, remove_replaced
-from tasks.registry.connection import RegistryLocation
-from tasks.registry.mlflow_registry import SNAPSHOT_TAG, Registry
+from tasks.registry.mlflow_registry import SNAPSHOT_TAG
 from tasks.state import erase as state
-from tasks.state.databases import MLFLOW
 
 Entity = Annotated[
     list[str], Parameter(help="Join key and value, as NAME=VALUE; repeat it for a composite key.")
@@ -141,9 +140,8 @@ def _erased(eraser: state.Eraser, context: Context, backups: list[Location]) -> 
 
 def _models(settings: Settings, changed: set[str]) -> Iterator[str]:
     """Registered versions whose training sets were changed."""
-    if not changed or not (settings.database_url or (settings.home / MLFLOW).exists()):
+    if not changed or (registry := open_registry(settings)) is None:
         return
-    registry = Registry(RegistryLocation.of(settings))
     for version in (each for name in registry.names() for each in registry.versions(name)):
         if version.tags.get(SNAPSHOT_TAG) in changed:
             yield str(version)

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from falaj.context import EXIT_DATA, EXIT_FAILED, EXIT_NOT_RUNNING, Here, Shown, row
 from tasks.governance.journal import process_identity
@@ -32,6 +32,7 @@ from tasks.kernel.keys.choice import key_store, trusted_keys
 from tasks.kernel.keys.signed import read_signed, signed
 from tasks.kernel.keys.store import EVIDENCE
 from tasks.kernel.settings import PROJECT_ROOT, bring, children
+from tasks.kernel.values import checked
 
 FOLDER = Path(__file__).parent / "frameworks"
 MANIFEST, PAGE = "manifest.json", "page.html"
@@ -131,10 +132,8 @@ def read_framework(name: str) -> Framework:
     known = {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
     if name not in known:
         raise ConfigurationError(f"no framework {name!r}; there is {', '.join(known)}")
-    try:
-        return Framework.model_validate(read_yaml(known[name], name))
-    except ValidationError as exc:
-        raise ConfigurationError(f"{known[name]} is no catalogue: {exc}") from exc
+    content = read_yaml(known[name], name)
+    return checked(Framework, content, str(known[name]), "Nothing was asked")
 
 
 def judge(control: Control, answer: Answer) -> State:

@@ -11,7 +11,7 @@ from falaj.onboarding.findings import Finding, Findings, did_you_mean, nearest
 from flows.config import PipelineConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.settings import USE_CASE_FILE
+from tasks.kernel.settings import USE_CASE_FILE, no_project
 from tasks.kernel.values import mistakes
 
 CHECK = "schema"
@@ -30,10 +30,7 @@ def check_schema(findings: Findings) -> None:
     try:
         PipelineConfig.model_validate(read_yaml(file, USE_CASE_FILE))
     except FileNotFoundError as exc:
-        raise ConfigurationError(
-            f"{file} does not exist; begin a project with `falaj init`, or name one: --project "
-            "PATH. Nothing was checked"
-        ) from exc
+        raise ConfigurationError(f"{no_project(findings.repo)}. Nothing was checked") from exc
     except ConfigurationError as exc:
         findings.add_error(exc, CHECK, (USE_CASE_FILE, None))
     except ValidationError as exc:

@@ -1,7 +1,6 @@
 """Envoy's process: its binary, its administration, and running it until it is to end."""
 
 import contextlib
-import ctypes
 import http.client
 import importlib.util
 import json
@@ -18,6 +17,7 @@ from typing import Any
 from infra.gateway.config import ADMIN_SOCKET, GatewayPlan
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import locked
+from tasks.kernel.guard import die_with_parent
 
 FLUSH_MS = 1000
 """A line of the access log is written so late at most."""
@@ -177,7 +177,7 @@ def run_envoy(plan: GatewayPlan, watch: Callable[[], object] = lambda: None) -> 
             pass_fds=(lock,),
             umask=0o077,
             start_new_session=True,  # a terminal's Ctrl-C is for this process
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         try:
             watched = time.monotonic()
@@ -205,8 +205,3 @@ def _finish_requests(admin: Admin) -> None:
 
 def _runs_already(folder: Path) -> ConfigurationError:
     return ConfigurationError(f"an Envoy runs in {folder} already; it takes what `prepare` writes")
-
-
-def _die_with_parent() -> None:
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -51,7 +51,7 @@ class Guard:
         self._exit_code: int | None = None
         self._child = os.fork()
         if self._child == 0:
-            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # should the guard be killed -9
+            die_with_parent()  # should the guard be killed -9
             if os.getppid() != guard_pid:
                 os._exit(1)
             os.setsid()
@@ -99,6 +99,11 @@ class Guard:
 def guarded(command: Sequence[str], grace_s: float = GRACE_S) -> list[str]:
     """A command under a guard that is a child of this process."""
     return [sys.executable, "-S", __file__, str(os.getpid()), str(grace_s), "--", *command]
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies, also where that is killed -9."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def python(*arguments: str) -> list[str]:

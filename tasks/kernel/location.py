@@ -42,9 +42,7 @@ RETRY_LIMIT_S = 60
 WHOLE_UPLOAD_BYTES = 256_000_000
 CHUNK_BYTES = 8_000_000
 CHANGE_ATTEMPTS = 50
-AccessName = Literal[
-    "endpoint", "region", "access_key_id", "secret_access_key", "session_token"
-]  # fmt: skip
+AccessName = Literal["endpoint", "region", "access_key_id", "secret_access_key", "session_token"]
 MEND = "Remove it, and run the stage that makes it again, or bring a backup with `falaj restore`"
 # S3 takes 10,000 parts; some more are kept free.
 MOST_PARTS = 9_000

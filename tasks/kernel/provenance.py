@@ -9,19 +9,9 @@ from tasks.kernel.extras import is_installed
 from tasks.kernel.settings import PROJECT_ROOT
 
 NAMED_PACKAGES = (
-    "prefect",
-    "torch",
-    "horovod",
-    "feast",
-    "great-expectations",
-    "onnx",
-    "onnxruntime",
-    "openvino",
-    "nncf",
-    "mlflow",
-    "pandas",
-    "duckdb",
-)
+    "prefect torch horovod feast great-expectations onnx onnxruntime openvino nncf mlflow pandas "
+    "duckdb"
+).split()
 
 
 def code_commit() -> str:

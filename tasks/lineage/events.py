@@ -152,11 +152,8 @@ def _input(node: Node, namespace: str) -> ol.InputDataset:
 def _output(node: Node, namespace: str) -> ol.OutputDataset:
     found: dict[str, facets.OutputDatasetFacet] = {}
     if node.num_rows is not None or node.num_bytes is not None:
-        found["outputStatistics"] = (
-            facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-                rowCount=node.num_rows, size=node.num_bytes
-            )
-        )
+        size = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
+        found["outputStatistics"] = size(rowCount=node.num_rows, size=node.num_bytes)
     return ol.OutputDataset(
         node.namespace or namespace, node.name, facets=_dataset_facets(node), outputFacets=found
     )

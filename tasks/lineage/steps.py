@@ -86,9 +86,8 @@ def _tables(con: duckdb.DuckDBPyConnection, text: str) -> set[str]:
     as read errs on the safe side.
     """
     parsed = con.execute("SELECT json_serialize_sql(?)", [text]).fetchall()[0][0]
-    return (
-        set(re.findall(r'"table_name":"([^"]+)"', parsed)) if '"error":false' in parsed else {"?"}
-    )
+    named = {*re.findall(r'"table_name":"([^"]+)"', parsed)}
+    return named if '"error":false' in parsed else {"?"}
 
 
 def refresh_steps(refresh: data.FeatureRefresh, queries: Mapping[str, Query]) -> Iterator[Step]:

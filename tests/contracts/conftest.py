@@ -1,4 +1,4 @@
-"""A state folder of its own for each test of flows and commands."""
+"""A state folder of its own for each test of flows and commands; a PostgreSQL for all."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,14 @@ import pytest
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from tasks.kernel.settings import Settings
+from tests.support.services.servers import postgres_server
+
+
+@pytest.fixture(scope="package")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URI of a server; a test makes a database of its own there."""
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
+        yield uri
 
 
 @pytest.fixture

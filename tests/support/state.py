@@ -29,14 +29,14 @@ def make_bucket(endpoint: str, name: str) -> None:
 
 
 @contextmanager
-def s3_of_environment() -> Iterator[str]:
-    """An S3 service with a bucket `lake`, which the environment names; its endpoint."""
+def s3_of_environment(bucket: str = "lake") -> Iterator[str]:
+    """An S3 service with a bucket, which the environment names; its endpoint."""
     with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", endpoint)
         patch.setenv("AWS_ACCESS_KEY_ID", S3_KEY)
         patch.setenv("AWS_SECRET_ACCESS_KEY", S3_KEY)
         patch.setenv("AWS_REGION", "us-east-1")
-        make_bucket(endpoint, "lake")
+        make_bucket(endpoint, bucket)
         yield endpoint
 
 

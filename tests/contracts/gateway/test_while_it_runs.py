@@ -3,7 +3,7 @@
 import json
 import socket
 import ssl
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -79,25 +79,21 @@ def listens(edge: Edge) -> bool:
 
 def test_told_to_end_it_answers_what_it_has_begun(edge: Edge) -> None:
     edge.upstream.is_held = True
-    answers: list[int] = []
 
-    def ask() -> None:
+    def ask() -> int:
         with edge.client() as own:
-            answers.append(own.post(INFER, json={}, headers=edge.bearer("late")).status_code)
+            return own.post(INFER, json={}, headers=edge.bearer("late")).status_code
 
-    askers = [threading.Thread(target=ask) for _ in range(4)]
-    for asker in askers:
-        asker.start()
-    active = "http.edge.downstream_rq_active"
-    wait_until(lambda: edge.admin.stats(active)[active] == 4, "four requests are in flight")
-    process, edge.process = edge.process, None
-    process.terminate()
-    wait_until(lambda: not listens(edge), "Envoy takes no new connections")
-    edge.upstream.is_held = False
-    for asker in askers:
-        asker.join()
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(ask) for _ in range(4)]
+        active = "http.edge.downstream_rq_active"
+        wait_until(lambda: edge.admin.stats(active)[active] == 4, "four requests are in flight")
+        process, edge.process = edge.process, None
+        process.terminate()
+        wait_until(lambda: not listens(edge), "Envoy takes no new connections")
+        edge.upstream.is_held = False
     assert process.wait(60) == 0
-    assert answers == [200] * 4
+    assert [each.result() for each in answers] == [200] * 4
     assert not pids_whose_command_holds(str(edge.plan.files.bootstrap))
     edge.start()
 

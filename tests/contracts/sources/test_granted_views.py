@@ -15,7 +15,6 @@ from tasks.contracts.data import FeatureTables
 from tasks.features.tables.build import EMPTY, build_feature_tables, current_tables, publish_tables
 from tasks.features.tables.tenants import Reading, copy_granted
 from tasks.governance.grants import FILE, Grant, read_grants, shared_views
-from tasks.governance.journal import Journal
 from tasks.kernel.errors import AccessError, ConfigurationError, SignatureError
 from tasks.kernel.keys.files import FileKeys
 from tasks.kernel.keys.signed import signed
@@ -23,6 +22,7 @@ from tasks.kernel.settings import Settings
 from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.data.repository import vouched, vouchers
 from tests.support.services.raw_sources import SourceShop, month, seen
+from tests.support.state import acts
 
 URI = "tenant://red/shop/habits"
 COLUMNS = {
@@ -45,8 +45,7 @@ class Team(SourceShop):
         publish_tables(tables, vouchers(tables.tables), self.settings.features_home, self.store)
 
     def acts(self, action: str) -> list[dict[str, Any]]:
-        lines = (line.content for line in Journal(self.settings.home / "audit").lines())
-        return [line for line in lines if line["action"] == action]
+        return acts(self.settings.home, action)
 
 
 @pytest.fixture
@@ -115,11 +114,11 @@ def test_a_granted_view_is_read_as_its_owner_has_it_until_that_is_revoked(
         blue.read(window=month(3))
     assert current_tables(blue.settings.features_home, blue.store) == kept
     assert len(blue.rows(landed)) == len(got)
-    acts = red.acts("read-view")
-    assert [act["outcome"] for act in acts] == ["ok", "ok", "refused", "refused"]
-    assert (acts[0]["who"]["tenant"], acts[0]["who"]["use_case"]) == ("blue", "loyalty")
-    assert acts[0]["rows"] >= len(got)
-    assert acts[0]["window"]["start"] == "2024-04-01T00:00:00Z"
+    reads = red.acts("read-view")
+    assert [act["outcome"] for act in reads] == ["ok", "ok", "refused", "refused"]
+    assert (reads[0]["who"]["tenant"], reads[0]["who"]["use_case"]) == ("blue", "loyalty")
+    assert reads[0]["rows"] >= len(got)
+    assert reads[0]["window"]["start"] == "2024-04-01T00:00:00Z"
     assert [red.acts(each)[0]["outcome"] for each in ("grant", "revoke-grant")] == ["ok", "ok"]
     assert as_red("audit", "verify") == 0
     capsys.readouterr()

@@ -1,10 +1,7 @@
 """Raw rows from S3, PostgreSQL, the web, Delta Lake and Iceberg, each a real one."""
 
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from falaj.onboarding.project import begin
 from falaj.onboarding.proposal import Wishes
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tests.support.data.shop import orders
+from tests.support.services.listeners import Answer, Asked, http_listener
 from tests.support.services.raw_sources import (
     MONTHS,
     SourceShop,
@@ -27,8 +25,8 @@ from tests.support.services.raw_sources import (
     seen,
     typed_orders,
 )
-from tests.support.services.servers import new_database, postgres_server, s3_server
-from tests.support.state import make_bucket
+from tests.support.services.servers import new_database
+from tests.support.state import s3_of_environment
 
 COLUMNS = "order_id bigint, customer text, ordered timestamptz, items int, amount numeric"
 
@@ -39,23 +37,18 @@ def shop(tmp_path: Path) -> SourceShop:
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    with s3_server() as address:
-        make_bucket(address, "shop")
-        yield address
+def s3() -> Iterator[Any]:
+    import boto3
+
+    with s3_of_environment("shop") as address:
+        yield boto3.resource("s3", endpoint_url=address, region_name="us-east-1").Bucket("shop")
 
 
 @pytest.fixture
-def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    import boto3
-
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    made = boto3.resource("s3", endpoint_url=s3, region_name="us-east-1").Bucket("shop")
-    made.objects.all().delete()
-    return made
+def bucket(s3: Any) -> Any:
+    """An empty one."""
+    s3.objects.all().delete()
+    return s3
 
 
 def upload(bucket: Any, name: str, rows: pd.DataFrame) -> int:
@@ -108,12 +101,6 @@ def test_what_s3_lacks_or_withholds_is_told(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio.example")
     with pytest.raises(ConfigurationError, match="expected https://"):
         shop.read()
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
-        yield uri
 
 
 @pytest.fixture
@@ -216,7 +203,7 @@ def test_a_project_begins_with_rows_of_s3_postgresql_or_the_web(
         upload(bucket, f"orders/{name}.parquet", rows)
     of_s3 = begun(tmp_path / "a", "s3://shop/orders/*.parquet")
     of_postgres = begun(tmp_path / "b", f"{database[0]}/public.orders")
-    with site() as address:
+    with http_listener(give_orders) as address:
         of_web = begun(tmp_path / "c", f"{address}/orders.csv")
     assert of_s3["uri"] == "s3://shop/orders/*.parquet"
     for table in (of_s3, of_postgres, of_web):
@@ -227,48 +214,27 @@ def test_a_project_begins_with_rows_of_s3_postgresql_or_the_web(
     assert not (tmp_path / "d").exists()
 
 
-class Site(BaseHTTPRequestHandler):
+def give_orders(asked: Asked) -> Answer:
     """Answers by the path that is asked for."""
-
-    def do_GET(self) -> None:
-        body = orders().to_csv(index=False).encode()
-        status = {"/gone.csv": 404, "/busy.csv": 503, "/moved.csv": 302}.get(self.path, 200)
-        self.send_response(status)
-        self.send_header("Location", "http://elsewhere.example/orders.csv")
-        length = len(body) + 9 * (self.path == "/half.csv")
-        self.send_header("Content-Length", str(length))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def site() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    body = orders().to_csv(index=False).encode()
+    if asked.path == "/moved.csv":
+        return 302, "text/plain", b"http://elsewhere.example/orders.csv"
+    return {"/gone.csv": 404, "/busy.csv": 503}.get(asked.path, 200), "text/csv", body
 
 
 def test_a_file_of_a_web_server_is_read_whole_or_not_at_all(
     shop: SourceShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = shop.rows(shop.read())
-    with site() as address:
+    with http_listener(give_orders, lacking=9) as address:
+        with pytest.raises(TransientError, match="did not answer to the end"):
+            shop.read(f"{address}/orders.csv")
+    with http_listener(give_orders) as address:
         pd.testing.assert_frame_equal(shop.rows(shop.read(f"{address}/orders.csv")), usual)
         with pytest.raises(ConfigurationError, match="answers 404"):
             shop.read(f"{address}/gone.csv")
         with pytest.raises(TransientError, match="answers 503"):
             shop.read(f"{address}/busy.csv")
-        with pytest.raises(TransientError, match="did not answer to the end"):
-            shop.read(f"{address}/half.csv")
         with pytest.raises(ConfigurationError, match=r"http://elsewhere\.example, where"):
             shop.read(f"{address}/moved.csv")
         monkeypatch.setattr("tasks.features.tables.remote.LARGEST_DOWNLOAD_BYTES", 1000)

@@ -22,7 +22,6 @@ from tasks.contracts.data import FeatureSnapshot
 from tasks.features.online.materialization import materialize
 from tasks.features.tables.build import publish_tables
 from tasks.governance import erasure
-from tasks.governance.journal import Journal
 from tasks.kernel.errors import ArtifactError, ConfigurationError, SignatureError
 from tasks.kernel.keys.choice import key_store
 from tasks.kernel.keys.signed import read_signed
@@ -34,7 +33,7 @@ from tests.support.data.builders import frame
 from tests.support.data.repository import vouchers
 from tests.support.data.shop import Shop, customers, orders
 from tests.support.serving.served_rows import MODEL, batch_of, open_log, rows_of
-from tests.support.state import become
+from tests.support.state import acts, become
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 WHO, WHERE = "MARKER-17", "TOWN-OF-17"
@@ -176,9 +175,8 @@ def test_nothing_of_an_entity_is_left_and_all_of_the_others(world: World) -> Non
     [file] = (world.home / "erasures").glob("*T*.json")
     trusted = key_store(world.home).public_keys("evidence")
     assert read_signed(trusted, file.read_text(), "it") == json.loads(json.dumps(told))
-    act = [line.content for line in Journal(world.home / "audit").lines()][-1]
-    assert (act["action"], act["left"]) == ("erase", 0)
-    assert act["subject"] == {"entity": told["entity"]}
+    (act,) = acts(world.home, "erase")
+    assert (act["left"], act["subject"]) == (0, {"entity": told["entity"]})
 
 
 def test_what_comes_from_the_source_again_is_left_out(world: World) -> None:

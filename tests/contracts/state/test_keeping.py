@@ -37,18 +37,12 @@ from tasks.state.move import examine, nobody_else
 from tasks.state.move import migrate as move
 from tasks.state.prune import plan_pruning
 from tasks.state.prune import prune as prune_state
-from tests.support.services.servers import new_database, postgres_server
+from tests.support.services.servers import new_database
 from tests.support.state import Notes, build_notes
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 MODEL = "arrivals"
 KEPT, OLD = "0123456789abcdef0123", "fedcba98765432100123"
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
-        yield uri
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import json
 import random
 import shutil
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -59,16 +59,9 @@ def location(url: str) -> Location:
 
 
 def test_of_many_that_create_an_object_one_does(location: Location) -> None:
-    made: list[bool] = []
-
-    def create(number: int) -> None:
-        made.append(location.create("a/b", str(number).encode()))
-
-    threads = [threading.Thread(target=create, args=[number]) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    contents = [str(number).encode() for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        made = pool.map(lambda content: location.create("a/b", content), contents)
     assert sorted(made) == [False] * 7 + [True]
     assert not location.create("a/b", b"another")
 
@@ -78,11 +71,8 @@ def test_no_change_of_many_is_lost(location: Location) -> None:
         for _ in range(5):
             location.change("log", lambda old: (old or b"") + f"{number}\n".encode())
 
-    threads = [threading.Thread(target=add, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
     lines = (location.read("log") or b"").decode().split()
     assert sorted(lines) == sorted("0123" * 5)
 

@@ -3,7 +3,6 @@
 A program calls `serve`; a test starts it by `killed_writer` and has its children killed.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,9 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tasks.kernel.guard import die_with_parent
 from tests.support.host.processes import python
-
-PR_SET_PDEATHSIG = 1
 
 
 def say(what: str) -> None:
@@ -31,7 +29,7 @@ def serve(write: Callable[..., None]) -> None:
     for line in sys.stdin:
         child = os.fork()
         if not child:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_parent()
             write(*line.split())
             os._exit(1)
         say(f"child {child}")

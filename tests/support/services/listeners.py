@@ -23,7 +23,7 @@ class Asked:
 
 
 Answer = tuple[int, str, bytes]
-"""Status, content type and body."""
+"""Status, content type and body; of a redirect, the address that it leads to."""
 
 
 def json_answer(value: Any, status: int = 200) -> Answer:
@@ -31,10 +31,10 @@ def json_answer(value: Any, status: int = 200) -> Answer:
 
 
 @contextmanager
-def http_listener(answer: Callable[[Asked], Answer], location: str = "") -> Iterator[str]:
+def http_listener(answer: Callable[[Asked], Answer], lacking: int = 0) -> Iterator[str]:
     """Answers GET and POST by a function, each in a thread; yields its address.
 
-    Every answer names `location`, where one is given: a redirect leads there.
+    Every answer ends `lacking` bytes before the length that it names.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -45,10 +45,10 @@ def http_listener(answer: Callable[[Asked], Answer], location: str = "") -> Iter
             status, kind, body = answer(asked)
             self.send_response(status)
             self.send_header("content-type", kind)
-            self.send_header("content-length", str(len(body)))
+            self.send_header("content-length", str(len(body) + lacking))
             self.send_header("connection", "close")
-            if location:
-                self.send_header("location", location)
+            if 300 <= status < 400:
+                self.send_header("location", body.decode())
             self.end_headers()
             self.wfile.write(body)
 

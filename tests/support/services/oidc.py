@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from infra.bench.serving.installation import Signer
-from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
+from tests.support.services.listeners import http_listener
+from tests.support.services.signing import issued
 
 AUDIENCE = "feast"
 
@@ -35,6 +36,11 @@ class Issuer(Signer):
             "FALAJ_OIDC_ISSUER": self.issuer,
         }
 
+    def keys(self) -> str:
+        """The published key as a JWKS."""
+        public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key()))
+        return json.dumps({"keys": [{**public, "kid": self.kid, "use": "sig", "alg": "RS256"}]})
+
     def token(self, *roles: str, alg: str = "RS256", **claims: Any) -> str:
         """As `Signer.token`, for Feast's server."""
         usual = {"aud": AUDIENCE, "sub": "-".join(["somebody", *roles])}
@@ -45,23 +51,5 @@ class Issuer(Signer):
 def issuer() -> Iterator[Issuer]:
     """Start an issuer with a new key."""
     made = Issuer()
-    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(made.key.public_key()))
-    keys = {"keys": [{**public, "kid": made.kid, "use": "sig", "alg": "RS256"}]}
-
-    def answer(asked: Asked) -> Answer:
-        here = f"http://{asked.headers['host']}"
-        documents = {
-            "/.well-known/openid-configuration": {
-                "issuer": here,
-                "jwks_uri": f"{here}/keys",
-                "token_endpoint": f"{here}/token",
-                "authorization_endpoint": f"{here}/authorize",
-            },
-            "/keys": keys,
-        }
-        document = documents.get(asked.path)
-        return json_answer(document, 200 if document else 404)
-
-    with http_listener(answer) as url:
-        made.issuer = url
+    with http_listener(lambda asked: issued(made, asked)) as made.issuer:
         yield made

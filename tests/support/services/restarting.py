@@ -1,12 +1,13 @@
 """Servers that are ended and started again, with the same data, at the same address."""
 
-import ctypes
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
 
 import psutil
+
+from tasks.kernel.guard import die_with_parent
 
 STARTED: list[subprocess.Popen[bytes]] = []
 
@@ -35,7 +36,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         STARTED.append(again)
         self.pid = again.pid
@@ -45,8 +46,3 @@ def end_started() -> None:
     for process in STARTED:
         process.kill()
         process.wait(60)
-
-
-def _die_with_parent() -> None:
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -5,7 +5,6 @@ import hashlib
 import os
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,22 +12,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import httpx
-import uvicorn
 import yaml
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import Route
 
 from infra.bench.serving.installation import PLENTY, Signer
 from infra.gateway.config import AUTHORIZER_SOCKET, GatewayFiles
 from infra.gateway.envoy import Admin
 from infra.orchestration.client import read_password
 from infra.orchestration.embedded import free_port
-from infra.platform.api import answers
+from infra.platform.api import answers, basic_auth
 from infra.platform.config import MLFLOW_SECRET, PlatformConfig
 from infra.platform.files import PlatformFiles, ensure_password
 from infra.platform.services import Plan, mlflow_service, prefect_service
@@ -37,6 +31,7 @@ from tasks.contracts.serving import live_addresses
 from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.host.processes import python, wait_until
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
+from tests.support.services.signing import issued
 from tests.support.state import acts
 
 CLIENT, SECRET = "falaj", "a-secret-of-the-client"
@@ -54,58 +49,31 @@ class Provider(Signer):
         usual = {"aud": CLIENT, "iat": int(time.time()), "tenant": "falaj", "use_cases": ["*"]}
         return super().token(*roles, **(usual | claims))
 
-    def app(self) -> Starlette:
-        def discovery(_: Request) -> Response:
-            names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-            here = {name: f"{self.issuer}/{name}" for name in names}
-            return JSONResponse({"issuer": self.issuer, **here})
-
-        def keys(_: Request) -> Response:
-            return Response(self.keys(), media_type="application/json")
-
-        def authorize(request: Request) -> Response:
-            asked = dict(request.query_params)
-            assert (asked["client_id"], asked["response_type"]) == (CLIENT, "code")
-            self.codes[code := os.urandom(8).hex()] = asked
-            back = {"code": code, "state": asked["state"]}
-            return RedirectResponse(f"{asked['redirect_uri']}?{urlencode(back)}")
-
-        async def exchange(request: Request) -> Response:
-            sent = {k: v[0] for k, v in parse_qs((await request.body()).decode()).items()}
-            asked = self.codes.pop(sent["code"])
-            digest = hashlib.sha256(sent["code_verifier"].encode()).digest()
-            assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == asked["code_challenge"]
-            basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
-            if request.headers["authorization"] != f"Basic {basic}":
-                return JSONResponse({"error": "invalid_client"}, 401)
-            token = self.token(**self.person)
-            found = {"access_token": "opaque", "token_type": "Bearer", "expires_in": 600}
-            return JSONResponse(found | {"id_token": token})
-
-        return Starlette(
-            routes=[
-                Route("/.well-known/openid-configuration", discovery),
-                Route("/jwks_uri", keys),
-                Route("/authorization_endpoint", authorize),
-                Route("/token_endpoint", exchange, methods=["POST"]),
-            ]
-        )
+    def answer(self, asked: Asked) -> Answer:
+        path, _, query = asked.path.partition("?")
+        if path == "/authorization_endpoint":
+            begun = dict(parse_qsl(query))
+            assert (begun["client_id"], begun["response_type"]) == (CLIENT, "code")
+            self.codes[code := os.urandom(8).hex()] = begun
+            back = urlencode({"code": code, "state": begun["state"]})
+            return 302, "text/plain", f"{begun['redirect_uri']}?{back}".encode()
+        if path != "/token_endpoint":
+            return issued(self, asked)
+        sent = dict(parse_qsl(asked.body.decode()))
+        begun = self.codes.pop(sent["code"])
+        digest = hashlib.sha256(sent["code_verifier"].encode()).digest()
+        assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == begun["code_challenge"]
+        if asked.headers["authorization"] != basic_auth(f"{CLIENT}:{SECRET}")["Authorization"]:
+            return json_answer({"error": "invalid_client"}, 401)
+        found = {"access_token": "opaque", "token_type": "Bearer", "expires_in": 600}
+        return json_answer(found | {"id_token": self.token(**self.person)})
 
 
 @contextmanager
 def provider() -> Iterator[Provider]:
-    port = free_port()
-    made = Provider(f"http://127.0.0.1:{port}")
-    config = uvicorn.Config(made.app(), port=port, log_level="warning", ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started, "the provider answers", 30)
-    try:
+    made = Provider()
+    with http_listener(made.answer) as made.issuer:
         yield made
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @dataclass

@@ -15,7 +15,7 @@ from jwt.utils import base64url_encode
 
 from infra.bench.serving.installation import AUDIENCE as AUDIENCE
 from infra.bench.serving.installation import Signer
-from tests.support.services.listeners import Answer, Asked, http_listener
+from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 
 
 def forged_tokens(signer: Signer, role: str) -> list[str]:
@@ -42,6 +42,16 @@ def _signed_with_public_key(claims: dict[str, Any], key: Any, kid: str) -> str:
     text = b".".join(base64url_encode(json.dumps(part).encode()) for part in parts)
     signature = hmac.new(secret, text, hashlib.sha256).digest()
     return (text + b"." + base64url_encode(signature)).decode()
+
+
+def issued(signer: Signer, asked: Asked) -> Answer:
+    """What an issuer publishes: where it is asked, and its keys."""
+    names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+    places = {name: f"{signer.issuer}/{name}" for name in names}
+    if asked.path == "/.well-known/openid-configuration":
+        return json_answer({"issuer": signer.issuer, **places})
+    known = asked.path == "/jwks_uri"
+    return json_answer(json.loads(signer.keys()) if known else None, 200 if known else 404)
 
 
 @contextmanager

@@ -18,18 +18,9 @@ from tests.support.host.processes import run_python
 
 NAMES = [name for commands in COMMANDS.values() for name in commands if name != "serve"]
 HEAVY = (
-    *(
-        "prefect",
-        "feast",
-        "torch",
-        "mlflow",
-        "pandas",
-        "sqlalchemy",
-        "great_expectations",
-        "duckdb",
-    ),
-    *("pydantic", "numpy", "pyarrow", "polars", "fastapi"),
-)
+    "prefect feast torch mlflow pandas sqlalchemy great_expectations duckdb pydantic numpy pyarrow "
+    "polars fastapi"
+).split()
 
 
 @pytest.mark.parametrize("name", NAMES)

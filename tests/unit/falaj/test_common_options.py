@@ -114,7 +114,9 @@ def test_lines_alone_are_a_document_too_and_what_is_no_number_is_null(
     assert json.loads(capsys.readouterr().out) == {"value": None, "at": "2026-03-10T07:45:00Z"}
 
 
-@pytest.mark.parametrize(("kind", "code"), CODES.items(), ids=lambda each: str(each))
+@pytest.mark.parametrize(
+    ("kind", "code"), [*CODES.items(), (WindowError, 4)], ids=lambda each: str(each)
+)
 def test_each_kind_of_error_has_its_exit_code(
     kind: type[Exception], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,18 +125,6 @@ def test_each_kind_of_error_has_its_exit_code(
 
     monkeypatch.setattr(loop, "run_flow", fail)
     assert main(["train"]) == code
-
-
-def test_a_window_of_data_is_no_wrong_usage_but_one_of_the_command_line_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert main(["drift", "2013-02-01T00:00Z", "2013-01-01T00:00Z"]) == 2
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise WindowError("it ends in the future")
-
-    monkeypatch.setattr(loop, "run_flow", fail)
-    assert main(["drift", "--last", "7d"]) == 4
 
 
 def at_once(context: Any, work: Any, **_: Any) -> Any:

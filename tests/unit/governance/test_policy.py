@@ -15,11 +15,11 @@ from tasks.contracts.hardware import CLASS_VARIABLE
 from tasks.features.tables.raw_files import RawTable
 from tasks.governance import policy, rego
 from tasks.governance.handling import Declared, Handling, Placement
-from tasks.governance.journal import Journal
 from tasks.governance.policy import Decision, Policies, known_handlings, require_placements
 from tasks.kernel.errors import ConfigurationError, PlacementRefusedError
 from tasks.kernel.settings import USE_CASE_FILE, Settings
 from tasks.lineage.journal import LineageSettings
+from tests.support.state import acts
 
 TODAY = date(2026, 11, 27)
 FLIGHTS = Path("feature_repo/flights")
@@ -326,11 +326,9 @@ def test_a_refusal_comes_before_the_first_byte_and_is_recorded(
     target = tmp_path / "far"
     assert main(["backup", str(target)]) == 5
     assert not target.exists()
-    lines = Journal(installed.home / "audit").lines()
-    (line,) = (line for line in lines if "rules" in line.content)
-    assert line.content["outcome"] == "refused"
-    assert line.content["subject"]["where"] == f"file://{target}"
-    assert "own-unknown" in line.content["rules"]
+    (line,) = acts(installed.home, "place")
+    assert (line["outcome"], line["subject"]["where"]) == ("refused", f"file://{target}")
+    assert "own-unknown" in line["rules"]
     monkeypatch.setenv("OPENLINEAGE_URL", "https://lineage.example.com")
     with pytest.raises(PlacementRefusedError, match="to https://lineage"):
         LineageSettings.from_environment()

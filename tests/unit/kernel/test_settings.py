@@ -7,7 +7,7 @@ import pytest
 
 from falaj.context import Context
 from infra.orchestration.embedded import only_run
-from tasks.contracts.base import Artifact, Contract
+from tasks.contracts.base import Artifact
 from tasks.kernel import files
 from tasks.kernel.errors import (
     ArtifactError,
@@ -21,42 +21,29 @@ from tasks.kernel.settings import (
     PROJECT_ROOT,
     ArtifactStore,
     Settings,
-    StagedFolder,
     content_key,
     find_project,
 )
 from tasks.metadata.database import open_database
 from tests.support.host.processes import python, wait_until
+from tests.support.state import build_notes
 from tests.support.suite.promises import Promise, proves
 
 
-class Note(Contract):
-    text: Artifact
-    number: int
-
-
-def build(store: ArtifactStore, text: str = "hello", key: str = "k") -> Note:
-    def write(folder: StagedFolder) -> Note:
-        (folder.path / "note.txt").write_text(text)
-        return Note(text=folder.artifact("note.txt"), number=len(text))
-
-    return store.build_once("notes", key, Note, write)
-
-
 def test_a_finished_build_is_not_repeated(store: ArtifactStore) -> None:
-    first = build(store)
-    assert build(store, "other") == first
+    first = build_notes(store)
+    assert build_notes(store, "other") == first
     assert store.path(first.text).read_text() == "hello"
     assert store.num_builds == 1
 
 
 def test_a_damaged_artifact_is_built_again(store: ArtifactStore) -> None:
-    first = build(store)
+    first = build_notes(store)
     store.path(first.text).write_text("tampered")
     assert not store.holds(first.text)
     with pytest.raises(ArtifactError, match="changed or damaged"):
         store.path(first.text)
-    assert store.path(build(store).text).read_text() == "hello"
+    assert store.path(build_notes(store).text).read_text() == "hello"
 
 
 @pytest.mark.parametrize("uri", ["artifact:../../secret", "/etc/passwd", "artifact:/etc/passwd"])
@@ -71,13 +58,11 @@ def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
 ) -> None:
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from tasks.contracts.base import Artifact, Contract\n"
         "from tasks.kernel.settings import ArtifactStore\n"
-        "class Note(Contract):\n"
-        "    text: Artifact; number: int\n"
+        "from tasks.kernel.values import Artifact\n"
         "def build(folder):\n"
         "    (folder.path / 'half').write_text('x'); Path(sys.argv[2]).touch(); time.sleep(60)\n"
-        "ArtifactStore(Path(sys.argv[1])).build_once('notes', 'k', Note, build)\n"
+        "ArtifactStore(Path(sys.argv[1])).build_once('notes', 'k', Artifact, build)\n"
     )
     started = tmp_path / "started"
     process = python("-c", program, str(store.root), str(started))
@@ -86,18 +71,18 @@ def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
     process.wait()
     assert not (store.root / "notes" / "k").exists()
     assert list((store.root / "notes").iterdir())  # what it had begun
-    assert store.path(build(store).text).read_text() == "hello"
+    assert store.path(build_notes(store).text).read_text() == "hello"
     assert [folder.name for folder in (store.root / "notes").iterdir()] == ["k"]
 
 
 def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still_read(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished = build(store)
+    finished = build_notes(store)
     monkeypatch.setattr(files, "LEAST_FREE_BYTES", 1 << 60)
-    assert build(store) == finished
+    assert build_notes(store) == finished
     with pytest.raises(StorageError, match=r"Free some space.*nothing was begun"):
-        build(store, key="another")
+        build_notes(store, key="another")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +90,9 @@ def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still
     [
         lambda home: private_folder(home / "platform"),
         lambda home: write_atomically(home / "reports" / "a", "x"),
-        lambda home: build(ArtifactStore(home / "artifacts")),
+        lambda home: ArtifactStore(home / "artifacts").build_once(
+            "notes", "k", Artifact, lambda folder: folder.artifact(".")
+        ),
         lambda home: open_database(f"sqlite:///{home / 'operation' / 'operation.db'}"),
         lambda home: only_run(home).__enter__(),
     ],

@@ -40,9 +40,9 @@ def collector(answers: list[int] | None = None) -> Iterator[tuple[str, list[Any]
         code = codes.pop(0) if codes else 201
         key = asked.headers.get("Authorization")
         taken.append((code, asked.path, key, json.loads(asked.body)))
-        return code, "text/plain", b""
+        return code, "text/plain", b"http://127.0.0.1:1/elsewhere"
 
-    with http_listener(answer, location="http://127.0.0.1:1/elsewhere") as url:
+    with http_listener(answer) as url:
         yield url, taken
 
 

@@ -87,14 +87,6 @@ def test_no_object_passes_for_another(envelopes: Envelopes) -> None:
         opened(envelopes, sealed, "models/2")
 
 
-def test_a_destroyed_key_opens_nothing(tmp_path: Path) -> None:
-    keys = FileKeys(tmp_path)
-    sealed = b"".join(Envelopes(keys, "tenant").seal("x", [b"content"]))
-    keys.destroy("tenant")
-    with pytest.raises(LostKeyError):
-        opened(Envelopes(keys, "tenant"), sealed)
-
-
 def test_a_location_holds_nothing_readable_and_gives_back_all(
     lake: Location, tmp_path: Path
 ) -> None:
@@ -138,10 +130,3 @@ def test_who_has_no_key_is_told_that_content_is_encrypted(
     monkeypatch.delenv("FALAJ_KEYS")
     with pytest.raises(ConfigurationError, match="FALAJ_KEYS"):
         lake.read("a")
-
-
-def test_a_rotated_key_goes_on_reading(lake: Location, tmp_path: Path) -> None:
-    lake.write("before", MARKER)
-    FileKeys(tmp_path / "keys").rotate("tenant")
-    lake.write("after", MARKER)
-    assert lake.read("before") == lake.read("after") == MARKER
