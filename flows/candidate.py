@@ -11,6 +11,7 @@ from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
 from tasks.registry.task import register_candidate
+from tasks.reporting.page import draw_quality
 from tasks.validation.suites import Suite
 from tasks.validation.task import validate_training_set
 
@@ -50,7 +51,8 @@ def register(
 ) -> ModelVersionRef:
     """Register a judged model as the candidate, and record its lineage."""
     commit = code_commit()
-    version = register_candidate(model, evaluation, dataset, config.registry, commit)
+    judged = evaluation, dataset, config.registry, commit
+    version = register_candidate(model, *judged, draw_quality)
     texts = read_texts(config, Settings.from_environment().feature_repo)
     sql = texts.frame, texts.staging
     record_version(version, model, dataset, evaluation, *sql, commit, return_state=True)

@@ -24,7 +24,7 @@ from tasks.kernel.settings import platform_address
 from tasks.kernel.values import plain
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.mlflow_registry import RegisteredVersion, Registry, held_registry
+from tasks.registry.mlflow_registry import PICTURES, RegisteredVersion, Registry, held_registry
 from tasks.registry.model_folder import digest_of_value
 
 logger = logging.getLogger(__name__)
@@ -283,7 +283,6 @@ def _closed_in_time(
 
 
 MAX_PICTURE_BYTES = 200_000
-PICTURE = Path("pictures") / "quality.png"
 
 
 def outcome(decision: PromotionDecision) -> str:
@@ -299,7 +298,7 @@ def outcome(decision: PromotionDecision) -> str:
 
 
 def describe(decision: PromotionDecision, run_folder: Path) -> str:
-    """The question in Markdown: what is asked, the picture as a data URL, the gates' table."""
+    """The question in Markdown: what is asked, the pictures as data URLs, the gates' table."""
     ref, before, approval = decision.candidate, decision.previous_champion, decision.approval
     place = f"takes the place of version {before}" if before else "becomes the first champion"
     lines = [
@@ -311,7 +310,7 @@ def describe(decision: PromotionDecision, run_folder: Path) -> str:
     ]
     if approval is not None:
         lines += [f"**No answer until {approval.deadline:%Y-%m-%d %H:%M} UTC means no.**", ""]
-    lines += [*_picture(run_folder), "| gate | state | evidence |", "| --- | --- | --- |"]
+    lines += [*_pictures(run_folder), "| gate | state | evidence |", "| --- | --- | --- |"]
     lines += [
         f"| {plain(gate.name)} | {'open' if gate.passed else '**CLOSED**'} | "
         f"{plain(gate.evidence)} |"
@@ -320,13 +319,15 @@ def describe(decision: PromotionDecision, run_folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _picture(run_folder: Path) -> list[str]:
-    """The picture that registration drew, where it is there and small enough for a page."""
-    file = run_folder / PICTURE
-    if not file.is_file() or file.stat().st_size > MAX_PICTURE_BYTES:
-        return []
-    data = base64.b64encode(file.read_bytes()).decode()
-    return [f"![quality](data:image/png;base64,{data})", ""]
+def _pictures(run_folder: Path) -> list[str]:
+    """What registration drew, where it is small enough for a page; earlier releases drew PNG."""
+    lines = []
+    for file in sorted((run_folder / PICTURES).glob("*")):
+        if file.stat().st_size <= MAX_PICTURE_BYTES:
+            kind = "svg+xml" if file.suffix == ".svg" else "png"
+            data = base64.b64encode(file.read_bytes()).decode()
+            lines += [f"![{file.stem}](data:image/{kind};base64,{data})", ""]
+    return lines
 
 
 def announcement(ref: ModelVersionRef, run_folder: Path, home: Path) -> str:
@@ -348,4 +349,4 @@ def announcement(ref: ModelVersionRef, run_folder: Path, home: Path) -> str:
         f"Lineage: `falaj trace models/{plain(ref.name)}/{ref.version}`",
         "",
     ]
-    return "\n".join([*lines, *_picture(run_folder)]) + "\n"
+    return "\n".join([*lines, *_pictures(run_folder)]) + "\n"

@@ -21,6 +21,7 @@ from tasks.contracts.training import (
     TrialRecord,
 )
 from tasks.kernel.errors import ConfigurationError, RegistryError
+from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import ArtifactStore
 from tasks.kernel.values import flattened
 from tasks.registry.config import RegistryConfig
@@ -33,6 +34,7 @@ from tasks.registry.mlflow_registry import (
     MODEL_FOLDER,
     NOBODY,
     ORIGIN_TAG,
+    PICTURES,
     PROGRAM_TAG,
     RECALIBRATED_TAG,
     SNAPSHOT_TAG,
@@ -46,6 +48,8 @@ from tasks.registry.model_folder import VersionRecord, read_version, write_impor
 
 logger = logging.getLogger(__name__)
 
+Draw = Callable[[EvaluationReport], Mapping[str, str]]
+"""Draws how good a model is on the test rows; what it learnt MLflow draws by its metrics."""
 _AGAINST_CHAMPION = re.compile(r"champion:(\d+)")
 
 
@@ -58,6 +62,7 @@ def register_candidate(
     store: ArtifactStore,
     code_commit: str,
     trained_by: str | None = None,
+    draw: Draw = lambda _: {},
 ) -> ModelVersionRef:
     """Record the run, file the model and point the alias `candidate` at its version.
 
@@ -79,7 +84,7 @@ def register_candidate(
             registry, config.model_name, tags, lambda record: record.manifest is not None
         )
         if version is None:
-            version = _register(registry, trained, evaluation, dataset, config, store, tags)
+            version = _register(registry, trained, evaluation, dataset, config, store, tags, draw)
         registry.end_run(version.run_id)
         handling = dataset.snapshot.handling.tags
         registry.set_tags(version, {INCUMBENT_TAG: _incumbent_of(evaluation), **handling})
@@ -149,9 +154,8 @@ def _register(
     config: RegistryConfig,
     store: ArtifactStore,
     tags: dict[str, str],
+    draw: Draw,
 ) -> RegisteredVersion:
-    from tasks.registry.pictures import draw_pictures  # matplotlib: a repeated call draws nothing
-
     discard_half_runs(registry, config)
     snapshot = dataset.snapshot
     run_name = f"{snapshot.feature_service}-{trained.program.sha256[:8]}"
@@ -160,7 +164,8 @@ def _register(
     fields = flattened(trained.config)
     parameters = {re.sub(r"[^\w\-. /:]", "_", name): text for name, text in fields}
     registry.log(run.run_id, parameters, [*_learnt(trained), *_final(evaluation)])
-    draw_pictures(evaluation, run.folder / "pictures")
+    for name, picture in draw(evaluation).items():
+        write_atomically(run.folder / PICTURES / name, picture)
     folder, commit = run.folder / MODEL_FOLDER, tags["code_commit"]
     manifest = write_model(folder, trained, evaluation, snapshot, config.model_name, commit, store)
     described = _describe(trained, evaluation)

@@ -48,7 +48,7 @@ PREVIOUS_TAG = "previous_champion"
 WITHDRAWN_TAG = "withdrawn"  # of a version that must never serve again: why
 OWNER_TAG = "use_case"  # of a registered model: who registers and promotes under its name
 NOBODY = "none"
-MODEL_FOLDER, MANIFEST_FILE = "model", "model.json"
+MODEL_FOLDER, MANIFEST_FILE, PICTURES = "model", "model.json", "pictures"
 ADOPTED = "adopted"
 """What is signed once all versions of earlier releases are."""
 _MAX_PARAMETERS = 100  # MLflow's bounds on one batch
@@ -310,10 +310,8 @@ class Registry:
     def start_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> StartedRun:
         """Begin a run; the experiment is created where there is none."""
         with connection.explained(self.location):
-            known, folder = (
-                self._client.get_experiment_by_name(experiment),
-                f"{connection.ADDRESS}{experiment}",
-            )
+            known = self._client.get_experiment_by_name(experiment)
+            folder = f"{connection.ADDRESS}{experiment}"
             number = known and known.experiment_id
             number = number or self._client.create_experiment(experiment, artifact_location=folder)
             run = self._client.create_run(number, tags=dict(tags), run_name=name)

@@ -125,10 +125,8 @@ def find_filed(name: str, number: int, location: RegistryLocation) -> release.Fi
     """
     trained = find_trained(name, number, location)
     version = Registry(location).confirmed(trained.version)
-    evaluation, listed = (
-        model_folder.read_evaluation(version),
-        model_folder.read_version(version).variants,
-    )
+    evaluation = model_folder.read_evaluation(version)
+    listed = model_folder.read_version(version).variants
     if evaluation is None or listed is None:
         missing = "evaluation.json" if evaluation is None else "converted variants"
         raise RegistryError(

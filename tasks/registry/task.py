@@ -205,6 +205,7 @@ def register_candidate(
     dataset: ValidatedDataset,
     config: RegistryConfig,
     code_commit: str,
+    draw: candidate.Draw = lambda _: {},
 ) -> ModelVersionRef:
     """Record the run and register its model as the candidate.
 
@@ -213,7 +214,7 @@ def register_candidate(
     """
     location, store = _installation()
     ref = candidate.register_candidate(
-        trained, evaluation, dataset, config, location, store, code_commit, _trainer()
+        trained, evaluation, dataset, config, location, store, code_commit, _trainer(), draw
     )
     folder = Registry(location).run_folder(ref.run_id)
     create_markdown_artifact(

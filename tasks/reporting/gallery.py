@@ -50,8 +50,13 @@ def as_data_url(drawing: Markup) -> str:
 
     Its background is opaque: the page around it may be light or dark.
     """
+    complete = base64.b64encode(as_file(drawing).encode()).decode("ascii")
+    return f"data:image/svg+xml;base64,{complete}"
+
+
+def as_file(drawing: Markup) -> str:
+    """The picture as a file of its own, with its style inside."""
     head, tail = str(drawing).split(">", 1)
     style = f"<style>{STYLE_SHEET.read_text(encoding='utf-8')}</style>"
     backdrop = '<rect width="100%" height="100%" class="backdrop"/>'
-    complete = f"{head}>{style}{backdrop}{tail}".encode()
-    return f"data:image/svg+xml;base64,{base64.b64encode(complete).decode('ascii')}"
+    return f"{head}>{style}{backdrop}{tail}"

@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.evaluation import RegressionMetrics
+from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
 from tasks.contracts.release import CompressionResult
 from tasks.contracts.run import RunRecord
 from tasks.governance.duties import broken_glass
@@ -43,7 +43,7 @@ from tasks.kernel.settings import (
 from tasks.kernel.values import flattened, in_utc, plain
 from tasks.reporting import facts, quantities
 from tasks.reporting.facts import drift_result, key_figures, promotion_result
-from tasks.reporting.gallery import Pictures
+from tasks.reporting.gallery import Pictures, as_file
 from tasks.reporting.quantities import count, decimal, difference, estimate
 
 FOLDER = Path(__file__).parent
@@ -265,6 +265,13 @@ def pictures_of(record: RunRecord, store: ArtifactStore) -> Pictures:
     shown = record.model_dump(mode="json", include={"model", "evaluation", "variants"})
     key = content_key(drawn_by, shown, record.refresh.monitoring)
     return store.build_once("pictures", key, Pictures, build)
+
+
+def draw_quality(evaluation: EvaluationReport) -> dict[str, str]:
+    """How good a model is on the test rows, as SVG by the name of the file."""
+    from tasks.reporting.pictures import curves  # as above
+
+    return {f"{key}.svg": as_file(each.drawing) for key, each in curves(evaluation).items()}
 
 
 def facts_as_json(record: RunRecord, stored: Sequence[StoredArtifact]) -> str:

@@ -19,7 +19,7 @@ def draw(record: RunRecord) -> Pictures:
     return Pictures(
         losses=losses,
         validation_quality=validation_quality,
-        curves=_curves(record.evaluation),
+        curves=curves(record.evaluation),
         compared=_compared(record),
         slices=_slices(record.evaluation),
         features=charts.feature_charts(seen.features) if seen and seen.features else None,
@@ -81,7 +81,7 @@ def _trade(variant: ModelVariant, change: Metric, cost: float, metric: str) -> c
     return charts.Estimate(variant.name, change.value, change.low, change.high, kept, tip)
 
 
-def _curves(report: EvaluationReport) -> dict[str, Picture]:
+def curves(report: EvaluationReport) -> dict[str, Picture]:
     """What the candidate's quality looks like, by key."""
     overall = report.overall
     if not isinstance(overall, MetricSet):
@@ -154,10 +154,8 @@ def _slices(report: EvaluationReport) -> tuple[list[Picture], list[Picture]]:
     for column, parts in facts.slices_by_column(report).items():
         largest = sorted(parts, key=lambda p: -p.metrics.num_rows)[:MOST_SLICES]
         shown = [_slice(p) for p in parts if p in largest]
-        title, reference = (
-            f"{name} by {column}",
-            (overall.value, f"all {facts.sized(overall.value)}"),
-        )
+        title = f"{name} by {column}"
+        reference = overall.value, f"all {facts.sized(overall.value)}"
         drawing = charts.interval_chart(title, shown, f"{name} with 95 % interval", reference)
         some = f", the {len(shown)} largest of {len(parts)}" if len(shown) < len(parts) else ""
         shorter = heights.index(min(heights))

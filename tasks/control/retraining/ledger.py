@@ -324,14 +324,11 @@ class Incidents:
                 cause=Cause(row["cause"]),
                 newest=row["newest"],
                 is_claimed=row["state"] is not None,
-                recalibrated=(row["action"], row["state"])
-                == (Action.RECALIBRATE.value, records.ClaimState.ENDED.value),
-                retrained_at=row["claimed_at"]
-                if (row["action"], row["state"])
-                == (Action.RETRAIN.value, records.ClaimState.ENDED.value)
-                else None,
+                recalibrated=done == Action.RECALIBRATE,
+                retrained_at=row["claimed_at"] if done == Action.RETRAIN else None,
             )
             for row in rows.mappings()
+            for done in [row["action"] if row["state"] == records.ClaimState.ENDED else None]
         ]
 
     def of(self, result: records.StoredResult, cause: Cause) -> Incident:

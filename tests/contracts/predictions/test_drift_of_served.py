@@ -25,7 +25,6 @@ from tasks.control.retraining.ledger import Ledger
 from tasks.evaluation.config import ServedDrift
 from tasks.kernel.settings import Settings
 from tasks.predictions.labels import import_labels
-from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.task import find_champion
@@ -78,7 +77,6 @@ def check_in_a_run(
 def serving(
     prefect_api: PrefectApi, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Served]:
-    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
     settings = Settings.from_environment()

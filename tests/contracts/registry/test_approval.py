@@ -240,10 +240,10 @@ def test_the_question_shows_gates_and_pictures_and_no_text_of_the_data_as_markup
     what = present(world)
     ask(world, what)
     folder = world.registry.run_folder(what[0].run_id) / "pictures"
-    folder.mkdir(exist_ok=True)
-    (folder / "quality.png").write_bytes(b"picture")
+    (folder / "earlier.png").write_bytes(b"picture")
     text = open_question(NAME, 1, world.location, world.store, NOON, again=False).markdown
-    assert "![quality](data:image/png;base64,cGljdHVyZQ==)" in text
+    assert "![earlier](data:image/png;base64,cGljdHVyZQ==)" in text
+    assert "![quality](data:image/svg+xml;base64,PHN2Zy8+)" in text
     assert text.count("| open |") == len(ask(world, what).gates)
     assert "**No answer until 2014-02-02 12:00 UTC means no.**" in text
     assert "&#95;" in text  # such as in the suite's name

@@ -40,6 +40,7 @@ from tests.support.data.shop import Shop
 from tests.support.registry.builders import CONFIG, FEBRUARY, World, comparison, evaluation
 from tests.support.serving.served import FLIGHTS, QUICK, ServedHome
 from tests.support.state import acts
+from tests.support.training.states import flip_a_bit
 
 NAME = CONFIG.model_name
 PROGRAM, CHECKPOINT, EVALUATION = "program.pt2", "checkpoint.pt", "evaluation.json"
@@ -48,12 +49,6 @@ ENCODER = "encoder-review/model.onnx"
 SIGNATURES = [f"{MANIFEST}.sig", f"{LISTED}.sig"]
 FILES = [PROGRAM, CHECKPOINT, EVALUATION, MANIFEST, LISTED, VARIANT, ENCODER]
 REFUSED = (RegistryError, SignatureError)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def refusals(home: Path) -> list[str]:
@@ -67,7 +62,7 @@ def change(
     folder = version.folder
     (victim,) = folder.glob(name)
     if stranger is None or name in SIGNATURES:
-        flip(victim)
+        flip_a_bit(victim)
         return
     root = folder / (LISTED if "variants" in name else MANIFEST)
     whole = victim if victim.parent == folder else victim.parent
@@ -163,7 +158,7 @@ def test_what_was_changed_is_not_served(
 def test_a_champion_is_that_which_was_promoted(world: World) -> None:
     world.promoted(0)
     (record,) = (world.home / "signatures" / "promotions" / "models").rglob("*.sig")
-    flip(record)
+    flip_a_bit(record)
     with pytest.raises(SignatureError):
         find_champion(NAME, world.location, world.store)
     withdraw(NAME, 1, "nobody signed that", "Ana", world.location, FEBRUARY)
@@ -181,7 +176,7 @@ def test_an_older_version_is_signed_by_one_command_that_the_error_names(
         find_champion(NAME, world.location, world.store)
     assert main(["models", "sign", NAME, "1", "--home", str(world.home)]) == 0
     assert find_champion(NAME, world.location, world.store).version == version.ref
-    flip(version.folder / "program.pt2")
+    flip_a_bit(version.folder / "program.pt2")
     assert main(["models", "sign", NAME, "1", "--home", str(world.home)]) == 1
     assert "program.pt2 has SHA-256" in capsys.readouterr().err
 
@@ -210,7 +205,7 @@ def test_a_training_set_of_somebody_else_is_not_trained_on(tmp_path: Path) -> No
     shop = Shop(tmp_path)
     made, home = shop.training_set(), shop.settings.home
     folder = shop.store.path(made.data).parent
-    flip(folder / "data.parquet")
+    flip_a_bit(folder / "data.parquet")
     assert shop.training_set().data.sha256 == made.data.sha256  # built again, of the tables
     subject = f"snapshots/{folder.name}"
     assert refusals(home) == [subject]
@@ -301,7 +296,7 @@ def test_an_import_with_a_changed_byte_or_by_a_stranger_is_not_taken(
     signing.sign(publisher, "encoder", sources.digests, config.folder / "model.sig")
     shutil.copytree(publisher / "keyring" / MODELS, home / "keyring" / "imports")
     assert "signed_by" in export_encoder(config, store).origin
-    flip(config.folder / WEIGHTS_FILE)
+    flip_a_bit(config.folder / WEIGHTS_FILE)
     if by_stranger:
         files = find_files(config).digests
         signing.sign(stranger, "encoder", files, config.folder / "model.sig")
@@ -317,7 +312,7 @@ def test_an_encoder_of_somebody_else_is_not_used_to_train(tmp_path: Path) -> Non
     encoders.write_encoder(tmp_path / "encoder")
     spec = EncodedColumn(text="encoder", dimensions=8, max_tokens=encoders.MOST_TOKENS)
     folder = store.path(build_encoder("review", spec, tmp_path, store)[1])
-    flip(folder / "model.onnx")
+    flip_a_bit(folder / "model.onnx")
     value, key = folder.parent / "value.json", folder.parent.name
     written = value.read_text()
     value.write_text(written.replace(json.loads(written)["sha256"], digest_of(folder)))
@@ -344,6 +339,6 @@ def test_a_file_of_a_package_is_the_one_that_was_installed(
     monkeypatch.syspath_prepend(tmp_path)
     config = EncoderConfig(package="carrier", folder=Path("carrier/model"))
     assert find_files(config).digests[WEIGHTS_FILE] == digest_of(folder / WEIGHTS_FILE)
-    flip(folder / WEIGHTS_FILE)
+    flip_a_bit(folder / WEIGHTS_FILE)
     with pytest.raises(ArtifactError, match=r"carrier/model/model\.safetensors of the package"):
         find_files(config)

@@ -20,14 +20,12 @@ from tasks.contracts.rollout import Action, Shares
 from tasks.governance.identity import TOKEN_FILE
 from tasks.kernel.errors import AccessError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
-from tasks.registry import pictures
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Decision, Release
 from tasks.release.rollout import Cycle, Releasing
 from tasks.release.traffic import ServerTraffic, Traffic
 from tests.support.host.processes import python, wait_until
-from tests.support.registry import builders
 from tests.support.registry.builders import World, comparison, migrated
 from tests.support.release.builders import (
     MODEL,
@@ -101,7 +99,6 @@ class Town:
 
 @pytest.fixture
 def town(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
-    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
     world = World.at(tmp_path).with_database_of(migrated)

@@ -6,14 +6,14 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import NoReturn
 
-from tasks.registry import model_folder, pictures
+from tasks.registry import model_folder
 from tasks.registry.mlflow_registry import Registry
 from tests.support.registry import builders
 
 # Step of a call: the function that the process dies in, instead of running it.
 REGISTER_STEPS: dict[str, tuple[object, str]] = {
     "run without anything": (Registry, "log"),
-    "run without pictures": (pictures, "draw_pictures"),
+    "run without pictures": (builders, "draw"),
     "program without checkpoint": (model_folder, "_record"),
     "files without manifest": (model_folder, "_write_value"),
     "files without version": (Registry, "add_version"),
@@ -34,7 +34,6 @@ PROMOTE_STEPS: dict[str, tuple[object, str]] = {
 
 
 def world_at(home: Path) -> builders.World:
-    pictures.draw_pictures = builders.draw_nothing
     return builders.World.at(home)
 
 

@@ -17,14 +17,12 @@ from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig, RecalibrationConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.recalibration import fit_scored
-from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.programs import find_calibration_source, find_incumbent
 from tests.support.data.builders import dataset, frame, month
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
-from tests.support.registry import builders
 from tests.support.registry.builders import CONFIG, World
 
 NAME = CONFIG.model_name
@@ -81,7 +79,6 @@ class Installation(World):
 
 @pytest.fixture
 def installed(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
-    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
     world = World.at(tmp_path)
     rows = dataset(world.store, frame(12_000))
     return Installation(world.location, world.store, rows).with_database_of(migrated)

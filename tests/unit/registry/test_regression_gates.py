@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,6 @@ from tasks.contracts.evaluation import (
 )
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import REGRESSION_GATES, Evidence, _within, judge
-from tasks.registry.pictures import draw_pictures
 from tests.support.data.builders import edited, metric
 from tests.support.registry.evidence import NAN, closed, good
 from tests.support.reporting.run_records import number_quality
@@ -153,8 +151,3 @@ def test_an_r2_may_rise_by_more_than_one_and_a_baseline_need_not_be_named(
 def test_no_number_opens_the_champion_gate_below_its_margin(low: float) -> None:
     passed = -CONFIG.champion_margin <= low < float("inf")
     assert _within(low, -CONFIG.champion_margin, number_quality()) == passed
-
-
-def test_pictures_of_a_regression_are_drawn(numbers: Evidence, tmp_path: Path) -> None:
-    draw_pictures(numbers.evaluation, tmp_path / "pictures")
-    assert (tmp_path / "pictures" / "quality.png").stat().st_size > 1000

@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -9,6 +10,7 @@ from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import Approval
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting import facts
+from tasks.reporting.page import draw_quality
 from tasks.reporting.pictures import draw
 from tests.support.data.builders import YEAR, changed
 from tests.support.reporting.pages import DATA_DOCS, rendered
@@ -51,6 +53,13 @@ def test_nothing_on_the_page_leads_outside_or_runs(store: ArtifactStore, make: A
             if name in {"src", "href", "action", "data", "xlink:href"}:
                 assert (value or "").startswith(("#", "data:", DATA_DOCS)), (tag, name, value)
     assert not re.search(r"@import|url\((?!#)", text)
+
+
+@pytest.mark.parametrize("make", [run_record, regression_record])
+def test_the_quality_of_a_model_is_drawn_as_files(store: ArtifactStore, make: Any) -> None:
+    for name, text in draw_quality(make(store).evaluation).items():
+        assert name.endswith(".svg")
+        assert ElementTree.fromstring(text).findtext(".//{*}style")
 
 
 def test_names_out_of_the_data_stay_text_and_nothing_is_nan(store: ArtifactStore) -> None:

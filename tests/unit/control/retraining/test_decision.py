@@ -121,10 +121,7 @@ def any_evidence() -> st.SearchStrategy[Evidence]:
     differences = st.none() | st.builds(comparison, metrics().filter(bool))
     changes = st.fixed_dictionaries(
         {
-            "auc_change": metrics(),
-            "excess_brier_change": metrics(),
-            "r2_change": metrics(),
-            "skill_change": metrics(),
+            **{f"{name}_change": metrics() for name in ("auc", "excess_brier", "r2", "skill")},
             "num_drifted": st.integers(0, 10),
             "prediction_drifted": st.booleans(),
             "prediction_effect_low": st.floats(0, 1),

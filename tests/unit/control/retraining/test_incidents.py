@@ -1,6 +1,7 @@
 """Results answered once and in order, on a real SQLite database."""
 
 import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -210,9 +211,7 @@ def test_within_one_boot_a_cool_down_lasts_as_long_as_it_should_whatever_the_clo
         patch.setattr(database_module, "database_now", lambda c: real(c) + timedelta(hours=hours))
         assert controller.see(builders.stale(2)) == [Outcome.COOL_DOWN]
     assert controller.sweep() == []  # the clock is right again
-    with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE falaj_claims SET uptime_s = uptime_s - 7 * 3600")
-    connection.close()
+    change(database, "UPDATE falaj_claims SET uptime_s = uptime_s - 7 * 3600")
     assert controller.sweep() == [Outcome.ACTS]
 
 
@@ -270,12 +269,7 @@ def test_what_a_platform_that_is_gone_had_reserved_another_one_starts(database: 
     south.sweep()
     assert south.runs.by_key == {}
     for shift in ("-16 minutes", "+32 minutes"):  # it was long ago; or the clock was set back
-        with sqlite3.connect(database) as connection:
-            connection.execute(
-                "UPDATE falaj_claims SET started_at = strftime('%Y-%m-%d %H:%M:%f', started_at, ?)",
-                (shift,),
-            )
-        connection.close()
+        change(database, f"UPDATE falaj_claims SET {moved('started_at', shift)}")
         assert south.ledger.reserve(order.incident_id, "s")
         assert not north.ledger.reserve(order.incident_id, "n")
         north, south = south, north
@@ -309,27 +303,27 @@ def test_what_another_release_wrote_is_read_as_far_as_it_goes(
     controller: Controller, database: Path
 ) -> None:
     result_id = controller.judge(builders.stale(0))
-    with sqlite3.connect(database) as connection:
-        connection.execute(
-            "UPDATE falaj_verdicts SET policy = json_insert(policy, '$.later_field', 1),"
-            " evidence = replace(json_insert(evidence, '$.later_field', 1),"
-            " '\"result\":', '\"verdict\":')"
-        )
-    connection.close()
+    change(
+        database,
+        "UPDATE falaj_verdicts SET policy = json_insert(policy, '$.later_field', 1), evidence ="
+        """ replace(json_insert(evidence, '$.later_field', 1), '"result":', '"verdict":')""",
+    )
     assert controller.ledger.result(result_id).evidence == builders.stale(0)
-    with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE falaj_verdicts SET evidence = '{}'")
-    connection.close()
+    change(database, "UPDATE falaj_verdicts SET evidence = '{}'")
     with pytest.raises(DataContractError, match="written by another release"):
         controller.ask(result_id)
 
 
 def set_back_claims(database: Path, hours: float) -> None:
     """Make all claims older, as if they had been made in an earlier boot."""
-    with sqlite3.connect(database) as connection:
-        connection.execute(
-            "UPDATE falaj_claims SET claimed_at = strftime('%Y-%m-%d %H:%M:%f', claimed_at, ?)",
-            (f"{-hours} hours",),
-        )
-        connection.execute("UPDATE falaj_claims SET boot = 'the boot before'")
-    connection.close()
+    earlier = moved("claimed_at", f"{-hours} hours")
+    change(database, f"UPDATE falaj_claims SET {earlier}, boot = 'the boot before'")
+
+
+def moved(column: str, shift: str) -> str:
+    return f"{column} = strftime('%Y-%m-%d %H:%M:%f', {column}, '{shift}')"
+
+
+def change(database: Path, statement: str) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(statement)

@@ -19,7 +19,7 @@ from tasks.kernel.settings import Settings
 from tasks.registry.mlflow_registry import Registry
 from tasks.registry.model_folder import MANIFEST_FILE
 from tests.support.data.builders import COLUMNS
-from tests.support.registry.builders import World, draw_nothing
+from tests.support.registry.builders import World
 
 SCHEMA = DatasetSchema(
     row_id="id",
@@ -100,10 +100,7 @@ def test_a_text_of_a_request_becomes_the_numbers_that_the_model_takes() -> None:
     assert isinstance(made(["four", 4]), BadRequestError)
 
 
-def test_a_manifest_says_the_service_and_a_changed_one_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.registry.pictures.draw_pictures", draw_nothing)
+def test_a_manifest_says_the_service_and_a_changed_one_says_nothing(tmp_path: Path) -> None:
     world = World.at(tmp_path)
     ref, _ = world.register()
     origins = registry_origins(Settings(home=tmp_path, feature_repo=tmp_path))
