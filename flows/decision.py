@@ -129,8 +129,7 @@ class FlowStarter:
 
     def start_left(self) -> None:
         """Start all claims that nobody has started: those of killed processes."""
-        left = self._ledger.claims(ClaimState.CLAIMED)
-        self.start_all([claim.order for claim in left])
+        self.start_all([claim.order for claim in self._ledger.claims(ClaimState.CLAIMED)])
 
     def note_ends(self) -> int:
         """Note the end of each run that has ended; returns how many that were."""

@@ -147,8 +147,7 @@ class LoggedRequests:
         if query is None:
             return no_labels()
         shift = self.clock.shows(release.opened_at) - release.opened_at
-        answered = replace(query, answered=True)
-        join = LabelJoin(self.home, answered, now, JoinTally(), shift=shift)
+        join = LabelJoin(self.home, replace(query, answered=True), now, JoinTally(), shift=shift)
         known = labels_of_requests(self.home, join, seen_after=settle)
         return known.rename(columns={KNOWN_AT: "labelled_at"})
 
@@ -238,8 +237,7 @@ def release_by_hand_flow(
             model, release_config(config), *ports, approver, only_if_due=False, comment=comment
         )
     else:
-        seen = find_open_release(model)
-        release = act_on_release(model, action, approver, comment, *ports, seen)
+        release = act_on_release(model, action, approver, comment, *ports, find_open_release(model))
     if release is not None:
         show(release)
     return release

@@ -157,8 +157,7 @@ def meter_begins(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
     root = flow_run.id
     if flow_run.parent_task_run_id is not None:
         root = runtime.flow_run.root_flow_run_id or root
-    use_case = config.get("name") or ""
-    run_meter().begin(str(flow_run.id), flow.name, str(root), use_case, model)
+    run_meter().begin(str(flow_run.id), flow.name, str(root), config.get("name") or "", model)
 
 
 def meter_ends(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

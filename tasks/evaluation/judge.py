@@ -411,8 +411,7 @@ def judge_networks(
 
     def measured(model: CandidateModel | RegisteredProgram) -> metrics.Measured:
         takes = model.raw_columns if isinstance(model, RegisteredProgram) else model.columns
-        opened = Program.open(model.program, takes, store)
-        rows = score_rows(opened, dataset, window, names, store)
+        rows = score_rows(Program.open(model.program, takes, store), dataset, window, names, store)
         metrics.check_judgeable(rows, columns, window, config)
         return metrics.measure_rows(rows, columns, SCORE)
 

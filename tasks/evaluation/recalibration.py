@@ -226,8 +226,7 @@ def why_no_gain(evaluation: evaluation.EvaluationReport, source: int) -> str | N
         evaluation: of the recalibrated model.
         source: number of the version that it was made from.
     """
-    against = f"champion:{source}"
-    found = [c for c in evaluation.comparisons if c.against == against]
+    found = [c for c in evaluation.comparisons if c.against == f"champion:{source}"]
     if len(found) != 1:
         seen = ", ".join(c.against for c in evaluation.comparisons)
         return (

@@ -262,8 +262,7 @@ class _Planner(NamedTuple):
 
     def _named(self, places: Sequence[_Place], what: str) -> list[_Place]:
         """Those that the target names: all without one."""
-        target = self.fault.target
-        found = [p for p in places if target in (None, str(p), p.column, p.table.name)]
+        found = [p for p in places if self.fault.target in (None, str(p), p.column, p.table.name)]
         if not found:
             known = ", ".join(map(str, places)) or "no such column"
             _refuse(self.fault, f"finds no {what}", f"one of {known}")

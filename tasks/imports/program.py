@@ -34,8 +34,7 @@ def take_program(config: ProgramConfig, store: ArtifactStore) -> ImportedProgram
         StorageError: the disk refused a write.
     """
     digests = {config.file.name: digest_of_file(config.file)}
-    signed = check_import(store.root.parent, config.file.parent, digests)
-    origin = {**config.origin, **signed}
+    origin = {**config.origin, **check_import(store.root.parent, config.file.parent, digests)}
     key = content_key("taken", code_digest(__file__), config, digests, origin)
 
     def build(folder: StagedFolder) -> ImportedProgram:

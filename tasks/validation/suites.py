@@ -304,8 +304,7 @@ def sign_baseline(settings: Settings, use_case: str, name: str) -> None:
     """
     from tasks.governance.signing import sign
 
-    files = _baseline_files(settings.feature_repo, name)
-    sign(settings.home, f"suites/{use_case}/{name}", files)
+    sign(settings.home, f"suites/{use_case}/{name}", _baseline_files(settings.feature_repo, name))
 
 
 def check_baseline(settings: Settings, use_case: str, name: str) -> None:

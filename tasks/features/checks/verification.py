@@ -149,8 +149,7 @@ def _rebuild(
     write_entities(tables, snapshot.window, config, evidence, store, frame)
     definitions = json.loads((evidence / DEFINITIONS).read_text())
     feast = _private_store(definitions, settings, features_folder(tables, store), scratch)
-    service = feast.list_feature_services()[0]
-    retrieve(feast, service, config.training_set, frame, target)
+    retrieve(feast, feast.list_feature_services()[0], config.training_set, frame, target)
     return target
 
 

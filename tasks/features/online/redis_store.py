@@ -56,8 +56,7 @@ def _script(name: str) -> str:
 @cache
 def _digest_of_write() -> bytes:
     """By which the server finds the program that it was given."""
-    content = _script("write.lua").encode()
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest().encode()
+    return hashlib.sha1(_script("write.lua").encode(), usedforsecurity=False).hexdigest().encode()
 
 
 class NewerWinsRedisOnlineStoreConfig(RedisOnlineStoreConfig):
@@ -194,8 +193,7 @@ def key_pattern(join_keys: Sequence[str], project: bytes) -> bytes:
 
 
 def _stored_name(config: RepoConfig, view: FeatureView) -> str:
-    versioned = config.registry.enable_online_feature_view_versioning
-    return str(compute_versioned_name(view, versioned))
+    return str(compute_versioned_name(view, config.registry.enable_online_feature_view_versioning))
 
 
 def _target(

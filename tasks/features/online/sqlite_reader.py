@@ -85,7 +85,10 @@ class SqliteBackend(OnlineBackend):
             FeatureStoreError: it is absent, damaged, or lacks a view.
         """
         with self._breaker.attempt(), self._explained(), self._pool.lend() as opened:
-            self._follow_file(opened)
+            if opened.inode != self._inode():
+                opened.connection.close()
+                again = self._open()
+                opened.connection, opened.inode = again.connection, again.inode
             yield opened
 
     @contextmanager
@@ -125,12 +128,6 @@ class SqliteBackend(OnlineBackend):
     def _inode(self) -> tuple[int, int]:
         found = self._path.stat()
         return found.st_dev, found.st_ino
-
-    def _follow_file(self, opened: _OpenFile) -> None:
-        if opened.inode != self._inode():
-            opened.connection.close()
-            again = self._open()
-            opened.connection, opened.inode = again.connection, again.inode
 
     def _table(self, view: int) -> str:
         return sql_name(f"{self._plan.project}_{self._plan.views[view].stored_name}")

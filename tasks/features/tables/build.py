@@ -210,8 +210,7 @@ def build_feature_tables(
             lies after the window or in the future.
     """
     landed = validated.landed
-    rules = _rules_digest(config, repo)
-    source = content_key(rules, [t.artifact.sha256 for t in landed.tables])
+    source = content_key(_rules_digest(config, repo), [t.artifact.sha256 for t in landed.tables])
     name = f"{landed.window.start.isoformat()}/{landed.window.end.isoformat()}"
     if base.sources.get(name) == source and base.handling == landed.handling:
         return base

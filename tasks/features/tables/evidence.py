@@ -68,8 +68,7 @@ def pin(
         places |= {place: f"${{{name}}}", str(Path(place).resolve()): f"${{{name}}}"}
     retrieval = _without_places(job.to_sql(), places)
     (evidence / RETRIEVAL).write_text(retrieval, encoding="utf-8")
-    definitions = _definitions(feast, service, views)
-    _write_json(evidence / DEFINITIONS, definitions)
+    _write_json(evidence / DEFINITIONS, _definitions(feast, service, views))
     spec, frame = config.training_set, frame_query(feast.repo, config)
     if not spec.sql:  # what it was compiled to then is what verifies it later
         config = config.model_copy(update={"training_set": _of_query(spec)})

@@ -118,8 +118,7 @@ class Commits:
             stream = io.BytesIO()
             torch.save({"number": self.number, "state": self._state}, stream)
             content = stream.getvalue()
-        size = ranks.from_rank_0(len(content))
-        received = torch.empty(size, dtype=torch.uint8)
+        received = torch.empty(ranks.from_rank_0(len(content)), dtype=torch.uint8)
         if ranks.rank == 0:
             received.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         for chunk in torch.split(received, CHUNK_BYTES):

@@ -120,8 +120,7 @@ class ElasticRank:
 
     def _train(self) -> None:
         assert self._ranks is not None
-        checks = CheckedSteps(self.link, self._ranks, self.session, self._commits)
-        self.session.run(checks)
+        self.session.run(CheckedSteps(self.link, self._ranks, self.session, self._commits))
 
     def _leave_group(self) -> None:
         if self._ranks is not None:

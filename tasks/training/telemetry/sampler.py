@@ -83,8 +83,7 @@ class TelemetrySampler:
 
     def sample(self) -> None:
         """Look at everything once. While the context lasts, its thread alone may call it."""
-        now_s = time.monotonic()
-        self._elapsed_s = now_s - self._started_s
+        self._elapsed_s = time.monotonic() - self._started_s
         self._num_samples += 1
         self._host.sample()
         self._processor_j = self.processor.joules()
@@ -131,8 +130,7 @@ class TelemetrySampler:
     def diagnosed(self, job: JobFacts) -> TrainingTelemetry:
         """The result with what held the run back; for ranks that have ended well."""
         result = self.result()
-        diagnosis = diagnose(result.ranks, result.host, job)
-        return result.model_copy(update={"diagnosis": diagnosis})
+        return result.model_copy(update={"diagnosis": diagnose(result.ranks, result.host, job)})
 
     def _sample_now_and_then(self) -> None:
         while not self._stop.wait(self.every_s):
