@@ -309,15 +309,14 @@ def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
             f"{clock.validation_days} days of validation and {clock.test_days} of test that end at "
             f"{end:%Y-%m-%d}. Wait for more data, or shorten them under `clock`. Nothing was run"
         )
-    splits = DataSplits(
-        train=TimeWindow(start=start, end=validation),
-        validation=TimeWindow(start=validation, end=test),
-        test=TimeWindow(start=test, end=end),
-    )
     return config.model_copy(
         update={
             "window": TimeWindow(start=config.window.start, end=end),
-            "splits": splits,
+            "splits": DataSplits(
+                train=TimeWindow(start=start, end=validation),
+                validation=TimeWindow(start=validation, end=test),
+                test=TimeWindow(start=test, end=end),
+            ),
             "current": clock.newest_days(moment),
         }
     )

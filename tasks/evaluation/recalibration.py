@@ -159,8 +159,7 @@ def _why_not_fitted(
             "was fitted; wait for more labels, or retrain"
         )
     positives = int(np.count_nonzero(labels))
-    fewest = min(positives, rows - positives)
-    if not is_number and fewest < config.min_positives:
+    if not is_number and min(positives, rows - positives) < config.min_positives:
         return (
             f"{what}, {positives:,} of them with label 1; expected at least "
             f"{config.min_positives:,} of either label. Nothing was fitted; wait for more labels"

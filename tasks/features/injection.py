@@ -409,8 +409,7 @@ def flip_labels(snapshot: FeatureSnapshot, fault: Fault, store: ArtifactStore) -
         number = round(float(fault.amount or 0) * len(inside))
         if not number:
             _refuse(fault, f"changes none of {len(inside):,} rows", "a larger share, or more time")
-        known = rows[spec.label].is_valid().to_numpy(zero_copy_only=False)
-        inside = inside[known[inside]]
+        inside = inside[rows[spec.label].is_valid().to_numpy(zero_copy_only=False)[inside]]
         number = min(number, len(inside))
         chosen = np.random.default_rng(int(content_key(fault)[:8], 16)).choice(
             inside, number, replace=False

@@ -163,11 +163,10 @@ def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:
     shape = _shape(files)
     network = TextEncoder(shape)
     try:
-        tensors = load_file(files.folder / WEIGHTS_FILE)
         network.load_state_dict(
             {
                 name.removeprefix("bert."): t
-                for name, t in tensors.items()
+                for name, t in load_file(files.folder / WEIGHTS_FILE).items()
                 if not _UNUSED.search(name)
             }
         )

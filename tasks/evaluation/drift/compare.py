@@ -294,8 +294,7 @@ def examine_numbers(name: str, windows: Windows) -> ExaminedColumn:
     guess = fault_rules.find_unit_change(
         fault_rules.largest_day_step(before), fault_rules.largest_day_step(*lead_in, now)
     )
-    histogram = count_numbers(before, now)
-    return _examined(name, histogram, windows, before.values, now.values, guess)
+    return _examined(name, count_numbers(before, now), windows, before.values, now.values, guess)
 
 
 def examine_categories(name: str, windows: Windows) -> ExaminedColumn:

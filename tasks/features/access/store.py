@@ -328,16 +328,15 @@ def table_columns(store: FeatureStore, source: FileSource) -> set[str]:
 def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definition]:
     """What is registered and no longer defined, except what a kept version still reads."""
     kept = {(type(o).__name__, o.name) for o in objects}
-    registered = [
-        *store.list_feature_services(),
-        *store.list_feature_views(),
-        *store.list_data_sources(),
-        *store.list_entities(),
-        *store.list_permissions(),
-    ]
     return [
         o
-        for o in registered
+        for o in [
+            *store.list_feature_services(),
+            *store.list_feature_views(),
+            *store.list_data_sources(),
+            *store.list_entities(),
+            *store.list_permissions(),
+        ]
         if (type(o).__name__, o.name) not in kept
         and not o.name.startswith("__")
         and not is_kept(store, o)

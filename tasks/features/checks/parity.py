@@ -440,8 +440,7 @@ def equal_values(
         for ours, theirs in zip(online, offline.to_pylist(), strict=True)
     ]
     same = np.array([_is_same(ours, theirs) for ours, theirs in pairs], bool)
-    null = np.array([ours is None and theirs is None for ours, theirs in pairs], bool)
-    return same, null
+    return same, np.array([ours is None and theirs is None for ours, theirs in pairs], bool)
 
 
 def as_text(value: Any) -> str | None:

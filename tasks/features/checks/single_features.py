@@ -132,8 +132,7 @@ class SingleScores:
             # Of several classes the mean of what it tells of each, as a model is judged.
             classes = range(len(self.columns.classes)) or (1,)
             return float(np.mean([self._auc(bins, number) for number in classes]))
-        predicted = _means(bins[self.train], self._of_train)[bins[self.test]]
-        scores = [self._r2(predicted)]
+        scores = [self._r2(_means(bins[self.train], self._of_train)[bins[self.test]])]
         if not is_text:
             scores.append(self._linear(values.to_numpy(np.float64, na_value=np.nan)))
         return max(scores)

@@ -104,8 +104,7 @@ def _changed_since(
     """
     known = ledger.sources if ledger else {}
     changed = [name for name, digest in tables.sources.items() if known.get(name) != digest]
-    starts = [datetime.fromisoformat(name.split("/")[0]) for name in changed]
-    return min([window.start, *starts])
+    return min([window.start, *[datetime.fromisoformat(name.split("/")[0]) for name in changed]])
 
 
 def _reach(

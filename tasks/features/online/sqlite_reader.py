@@ -69,8 +69,7 @@ class SqliteBackend(OnlineBackend):
             found = opened.connection.execute(
                 f"SELECT DISTINCT entity_key FROM {self._table(view)} ORDER BY entity_key"
             ).fetchall()
-        some = found[:: max(len(found) // count, 1)][:count]
-        return [key_values(key) for (key,) in some]
+        return [key_values(key) for (key,) in found[:: max(len(found) // count, 1)][:count]]
 
     def close(self) -> None:
         """See `OnlineBackend`."""
@@ -166,12 +165,11 @@ def _fill(
 ) -> None:
     """Put the cells of one view into the rows of their keys."""
     for batch in chunks(keys, KEYS_PER_QUERY):
-        asked = connection.execute(
+        for key, feature, value, moment in connection.execute(
             f"SELECT entity_key, feature_name, value, event_us FROM {view.table} "
             f"WHERE entity_key IN ({','.join('?' * len(batch))})",
             batch,
-        )
-        for key, feature, value, moment in asked:
+        ):
             column = view.by_feature.get(feature)
             if column is not None:
                 row = rows[key]

@@ -124,8 +124,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
                 if not connection.in_transaction:
                     connection.execute("BEGIN IMMEDIATE")
                     begun = time.monotonic()
-                changed = _upsert(connection, name, rows, origin)
-                written += -(-changed // max(len(rows.features), 1))
+                written += -(-_upsert(connection, name, rows, origin) // max(len(rows.features), 1))
                 if time.monotonic() - begun > TRANSACTION_S:
                     connection.execute("COMMIT")
             if connection.in_transaction:
@@ -167,8 +166,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         name = _table_id_of(config, table)
         with self._explained(config):
             connection = self._get_conn(config)
-            known = "SELECT 1 FROM sqlite_master WHERE name = ?"
-            if connection.execute(known, [name]).fetchone():
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [name]).fetchone():
                 query = f"SELECT DISTINCT entity_key FROM {_quote_id(name)}"
                 yield from (key for (key,) in connection.execute(query).fetchall())
 

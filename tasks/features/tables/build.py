@@ -225,11 +225,10 @@ def build_feature_tables(
             draft.compute_features(landed.window, [*base.sources, name])
             version = draft.content_digest()
         raw = tuple(draft.reference(RAW, t.name) for t in config.raw_tables)
-        tables = tuple(draft.reference(FEATURES, t.name) for t in config.feature_tables)
         return FeatureTables(
             version=version,
             raw=raw,
-            tables=tables,
+            tables=tuple(draft.reference(FEATURES, t.name) for t in config.feature_tables),
             sources={**base.sources, name: source},
             follows={ref.name: ref.artifact.sha256 for ref in base.raw},
             handling=landed.handling,

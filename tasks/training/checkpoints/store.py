@@ -229,8 +229,7 @@ class CheckpointStore:
 
     def _whole(self, files: Set[str]) -> Iterator[CheckpointRef]:
         """Verified checkpoints, the newest first; a damaged one is logged."""
-        refs = filter(None, map(CheckpointRef.parse, _complete(files)))
-        for ref in sorted(refs, reverse=True):
+        for ref in sorted(filter(None, map(CheckpointRef.parse, _complete(files))), reverse=True):
             try:
                 self._verify(ref)
             except ArtifactError as exc:

@@ -116,7 +116,6 @@ class TelemetrySampler:
             for _, clock in sorted(self._ranks.items())
         )
         spent = self._spent()
-        energy = self._energy().model_copy(update={"joules": spent.joules})
         return TrainingTelemetry(
             seconds=spent.seconds,
             num_attempts=spent.num_attempts,
@@ -124,7 +123,7 @@ class TelemetrySampler:
             ranks=ranks,
             host=self._host.summary(),
             devices=self.devices.summaries() if self.devices else (),
-            energy=energy,
+            energy=self._energy().model_copy(update={"joules": spent.joules}),
         )
 
     def diagnosed(self, job: JobFacts) -> TrainingTelemetry:
