@@ -55,7 +55,6 @@ ENTRY_POINTS = {
 """Loaded when one of them runs in this process: they import all of training and conversion."""
 QUEUE = "retrain"
 TAG = "falaj:retraining"
-MAX_DEPLOYMENTS = 200
 
 
 def decision_run_name() -> str:
@@ -272,7 +271,7 @@ def deployments_of(flow_name: str) -> list[DeploymentResponse]:
     """
     with _answering_api(), get_client(sync_client=True) as client:
         return client.read_deployments(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])), limit=MAX_DEPLOYMENTS
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])), limit=200
         )
 
 

@@ -193,7 +193,6 @@ class RegistryChampions:
 
 
 ACTION = "change-release"
-Wish = Literal["start", "promote", "hold", "resume", "roll_back"]
 
 
 @flow(
@@ -202,7 +201,7 @@ Wish = Literal["start", "promote", "hold", "resume", "roll_back"]
     **found_but_not_retried("a person's step would be taken twice"),
 )
 def release_by_hand_flow(
-    action: Wish,
+    action: Literal["start", "promote", "hold", "resume", "roll_back"],
     approver: Annotated[str, Field(min_length=1, max_length=200, pattern=VISIBLE)],
     config: PipelineConfig,
     comment: Annotated[str, Field(max_length=2000)] = "",

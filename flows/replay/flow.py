@@ -39,7 +39,6 @@ from tasks.reporting.task import publish_replay
 from tasks.validation import runner
 
 TIMEOUT_S = 86_400
-DAYS_OF_A_YEAR = 365.25
 POLICIES_OF_DRIFT: tuple[PolicyName, ...] = ("controller", "on-drift-alarm")
 
 
@@ -223,7 +222,7 @@ def walk_permuted(history: History, replay: ReplayConfig, days: list[datetime]) 
         for policy in POLICIES_OF_DRIFT:
             acts.update((policy, act.action) for act in walk(mixed, policy, days, first).acts)
     return PermutedYears(
-        num_years=replay.permuted * len(days) / DAYS_OF_A_YEAR,
+        num_years=replay.permuted * len(days) / 365.25,
         retrainings=acts["controller", "retrain"],
         recalibrations=acts["controller", "recalibrate"],
         drift_alarm_retrainings=acts["on-drift-alarm", "retrain"],

@@ -25,7 +25,6 @@ from tasks.kernel.files import digest_of
 SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 FILES = (SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
 EXPECTED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
-_UNUSED = re.compile(r"pooler\.|embeddings\.position_ids|cls\.")
 HIDDEN = -1e4
 """Added to the attention that padding would get: e to it is 0, and 16 bits hold it."""
 SHORTEST = 1e-4
@@ -167,7 +166,7 @@ def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:
             {
                 name.removeprefix("bert."): t
                 for name, t in load_file(files.folder / WEIGHTS_FILE).items()
-                if not _UNUSED.search(name)
+                if not re.search(r"pooler\.|embeddings\.position_ids|cls\.", name)
             }
         )
     except (SafetensorError, OSError, RuntimeError) as exc:

@@ -17,7 +17,6 @@ from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 PROGRAM_FILE = "program.pt2"
-FAMILY = "text-embedding"
 SEQUENCE_AXIS = "seq"
 OUTPUT = "embedding_unit"
 MOST_ROWS = 4096
@@ -97,7 +96,7 @@ def export_encoder(config: EncoderConfig, store: ArtifactStore) -> ImportedProgr
         network, shape = read_encoder(found)
         signature = _signature(shape, config)
         _write_program(network, signature, folder.path / PROGRAM_FILE)
-        return _imported(folder, FAMILY, signature, origin, found.digests)
+        return _imported(folder, "text-embedding", signature, origin, found.digests)
 
     return build_signed(store, "programs", key, ImportedProgram, build)
 

@@ -149,7 +149,6 @@ def encoding_nodes(model: onnx.ModelProto) -> list[str]:
 MODEL_FILE = "model.onnx"
 OPSET = 20
 """ONNX operator set that all runtimes here, and Triton's, know."""
-CPU_PROVIDER = "CPUExecutionProvider"
 GPU_PROVIDER = "CUDAExecutionProvider"
 # With these TensorRT takes the file too: it knows no quantised bias, and no zero point but 0. The
 # outputs of products are quantised as well: else ONNX Runtime multiplies in floats on processors.
@@ -429,7 +428,7 @@ def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> 
         ConversionError: ONNX Runtime refuses the file, or runs with other settings.
     """
     start = time.perf_counter()
-    provider = GPU_PROVIDER if runtime.hardware_class.startswith("gpu") else CPU_PROVIDER
+    provider = GPU_PROVIDER if runtime.hardware_class.startswith("gpu") else "CPUExecutionProvider"
     options = ort.SessionOptions()
     options.intra_op_num_threads = runtime.threads
     options.inter_op_num_threads = 1

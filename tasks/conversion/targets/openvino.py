@@ -33,11 +33,9 @@ from tasks.kernel.errors import ArtifactError, ConversionError, StorageError
 from tasks.kernel.files import scratch_folder
 
 MODEL_FILE = "model.xml"
-MODEL_NAME = "falaj"
 DEVICE = "CPU"
 LAYERS = ("MatMul", "Convolution")
 """OpenVINO operations to quantise; all others, as the encoding of raw numbers, stay in floats."""
-_COUNTED_NAME = re.compile(r"[A-Za-z]+_\d+")
 _FRONTEND_FAILURES = (
     "GeneralFailure",
     "InitializationFailure",
@@ -128,9 +126,9 @@ def save_ir(model: Any, folder: Path, provenance: Mapping[str, str]) -> None:
 
 def _name_by_position(model: Any) -> None:
     """Replace names that OpenVINO counts up in a process: equal models are equal files then."""
-    model.set_friendly_name(MODEL_NAME)
+    model.set_friendly_name("falaj")
     for position, operation in enumerate(model.get_ordered_ops()):
-        if _COUNTED_NAME.fullmatch(operation.get_friendly_name()):
+        if re.fullmatch(r"[A-Za-z]+_\d+", operation.get_friendly_name()):
             operation.set_friendly_name(f"{operation.get_type_name()}_{position}")
 
 

@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 READ_TOGETHER = 16
 """Columns of a window in memory at once."""
-PREDICTION = "prediction"
 SCORE, PREDICTED = "score", "predicted"
 
 
@@ -238,7 +237,7 @@ def _prediction(
     else:
         histogram = count_numbers(before.numbers(SCORE), now.numbers(SCORE))
     (change,) = measure_changes([histogram], *_draws(before, now))
-    return _feature(PREDICTION, histogram, change, config)
+    return _feature("prediction", histogram, change, config)
 
 
 def _draws(reference: WindowColumns, current: WindowColumns) -> tuple[BlockDraws, BlockDraws]:

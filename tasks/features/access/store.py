@@ -59,17 +59,10 @@ class GuardedFeatureStore(FeatureStore):
         super().__init__(config=config)
         self.home, self.repo = home, Path(config.repo_path or ".")
         with file_lock(home / "feast" / "opening.lock"):
-            self._open_registry()
-
-    def _open_registry(self) -> None:
-        """Open it, which makes its tables where there are none.
-
-        Two that open an empty database at once both try; the second finds what the first made.
-        """
-        try:
-            _ = self.registry
-        except (IntegrityError, ProgrammingError):
-            _ = self.registry
+            try:  # opening it makes its tables where there are none
+                _ = self.registry
+            except (IntegrityError, ProgrammingError):  # somebody else has just made them
+                _ = self.registry
 
     def apply(self, *arguments: Any, **options: Any) -> None:
         """Register definitions; one process at a time, on top of what the others registered.

@@ -18,8 +18,6 @@ from tasks.kernel.errors import FeatureStoreError
 KEYS_PER_QUERY = 500
 """SQLite allows 32,766 parameters; statements of one size are prepared once and kept."""
 
-STATEMENTS_KEPT = 2 * KEYS_PER_QUERY
-
 
 @dataclass
 class _OpenFile:
@@ -120,7 +118,7 @@ class SqliteBackend(OnlineBackend):
             timeout=self._config.timeout_s,
             isolation_level=None,
             check_same_thread=False,  # lent to one thread at a time
-            cached_statements=STATEMENTS_KEPT,
+            cached_statements=2 * KEYS_PER_QUERY,
         )
         return _OpenFile(connection, inode)
 

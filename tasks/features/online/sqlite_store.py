@@ -53,7 +53,6 @@ CACHE_KIB = 128 * 1024
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB after which the log is written back: seldom enough to write each page once."""
 
-MAX_INTEGER = 2**63 - 1
 COLUMNS = ("event_us", "created_us", "origin_us")
 
 
@@ -232,7 +231,7 @@ def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origi
         for i, feature in enumerate(rows.features)
     )
     copied = ("value", "event_ts", "created_ts", *COLUMNS)
-    ours = origin.began_us or MAX_INTEGER  # what is pushed comes after what was written before
+    ours = origin.began_us or 2**63 - 1  # what is pushed comes after what was written before
     before = connection.total_changes
     connection.executemany(
         f"INSERT INTO {name} (entity_key, feature_name, {', '.join(copied)}) VALUES {values} "

@@ -125,7 +125,6 @@ def _check_times(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: Ti
 
 
 EMPTY = FeatureTables(version="0" * 32, raw=(), tables=(), sources={})
-STATIC_FILE = "static.parquet"
 LINK = Path("feature_tables") / "current"
 PUBLISHED = Path("feature_tables") / "published"
 """File with the key of the published version."""
@@ -446,7 +445,7 @@ class _Draft(Queries):
         target = self.folder.path / group / name
         target.mkdir(parents=True)
         if time_column is None:
-            self._write(f"SELECT * FROM {rows}", key, target / STATIC_FILE)
+            self._write(f"SELECT * FROM {rows}", key, target / "static.parquet")
             return
         refs = self.base.raw if group == RAW else self.base.tables
         before = next((self.store.path(ref.artifact) for ref in refs if ref.name == name), None)

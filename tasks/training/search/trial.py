@@ -132,7 +132,6 @@ def _why(order: TrialOrder, epochs: list[EpochMetrics]) -> str:
 
 
 Run = Callable[[Proposal], None]
-OnTrial = Callable[[TrialRecord], None]
 
 
 @dataclass
@@ -152,7 +151,7 @@ class Driver:
     study: Study
     config: SearchConfig
     run: Run
-    on_trial: OnTrial
+    on_trial: Callable[[TrialRecord], None]
     _ended: queue.SimpleQueue[tuple[Proposal, BaseException | None]] = field(
         default_factory=queue.SimpleQueue
     )

@@ -91,7 +91,10 @@ class TelemetrySampler:
             self._take(clock)
         if self.devices is not None:
             self.devices.sample()
-        self._note_spent()
+        try:  # for the next attempt, should this one be cut off
+            write_atomically(self.folder / SPENT, self._spent().model_dump_json(), durable=False)
+        except StorageError as exc:
+            LOGGER.warning("telemetry is not written, the training goes on: %s", exc)
 
     def _take(self, clock: ClockReading) -> None:
         """Keep the newest reading of a rank, and the most cores that were busy between two."""
@@ -101,13 +104,6 @@ class TelemetrySampler:
             busy = (clock.cpu_s - before.cpu_s) / (clock.elapsed_s - before.elapsed_s)
             most = max(most or 0.0, busy)
         self._ranks[clock.rank] = clock.model_copy(update={"busy_cores_max": most})
-
-    def _note_spent(self) -> None:
-        """For the next attempt, should this one be cut off."""
-        try:
-            write_atomically(self.folder / SPENT, self._spent().model_dump_json(), durable=False)
-        except StorageError as exc:
-            LOGGER.warning("telemetry is not written, the training goes on: %s", exc)
 
     def result(self) -> TrainingTelemetry:
         """All that was gathered, to be asked for when the context is left."""
