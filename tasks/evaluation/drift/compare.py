@@ -85,7 +85,19 @@ def compare_windows(
         WindowError: a window has too few days to judge.
         ArtifactError: an artifact is absent or damaged.
     """
-    _check_same_origin(current, current_window, scored_reference, scored_current)
+    programs = scored_reference.program_sha256, scored_current.program_sha256
+    snapshots = current.snapshot.data.sha256, scored_current.snapshot_sha256
+    if (
+        programs[0] != programs[1]
+        or snapshots[0] != snapshots[1]
+        or (current_window != scored_current.window)
+    ):
+        raise DataContractError(
+            f"the rows in question are of {current_window} in snapshot {snapshots[0][:12]}, their "
+            f"scores of {scored_current.window} in {snapshots[1][:12]} by program "
+            f"{programs[1][:12]}, those of the reference by {programs[0][:12]}; expected these "
+            "rows, scored by the same model"
+        )
     columns = reference.snapshot.columns
     if seen is None:
         windows = open_windows(reference, reference_window, current, current_window, config, store)
@@ -126,23 +138,6 @@ def compare_windows(
             scored_current.scores,
         ),
     )
-
-
-def _check_same_origin(
-    current: ValidatedDataset,
-    window: TimeWindow,
-    scored_reference: ScoredWindow,
-    scored_current: ScoredWindow,
-) -> None:
-    programs = scored_reference.program_sha256, scored_current.program_sha256
-    snapshots = current.snapshot.data.sha256, scored_current.snapshot_sha256
-    windows = window, scored_current.window
-    if any(one != other for one, other in (programs, snapshots, windows)):
-        raise DataContractError(
-            f"the rows in question are of {window} in snapshot {snapshots[0][:12]}, their scores "
-            f"of {windows[1]} in {snapshots[1][:12]} by program {programs[1][:12]}, those of the "
-            f"reference by {programs[0][:12]}; expected these rows, scored by the same model"
-        )
 
 
 def open_windows(

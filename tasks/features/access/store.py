@@ -195,7 +195,13 @@ def open_store(
         TransientError: the registry cannot be reached.
     """
     described = read_profile(home, repo)
-    _check_owner(home, described["project"])
+    project = described["project"]
+    owner = read_json(home / "feast" / "applied.json").get("project", project)
+    if owner != project:
+        raise ConfigurationError(
+            f"state folder {home} belongs to project {owner}, and the feature repository is of "
+            f"project {project}; set FALAJ_HOME to a folder of its own. Nothing was opened"
+        )
     if tables_path:
         described["offline_store"]["tables_path"] = str(tables_path)
     if auth:
@@ -227,15 +233,6 @@ def _damaged(registry: Mapping[str, Any], exc: DatabaseError) -> str:
         f"{place} cannot be read ({exc.orig}); expected a whole database with the feature "
         f"definitions; {remedy}. Nothing was opened"
     )
-
-
-def _check_owner(home: Path, project: str) -> None:
-    owner = read_json(home / "feast" / "applied.json").get("project", project)
-    if owner != project:
-        raise ConfigurationError(
-            f"state folder {home} belongs to project {owner}, and the feature repository is of "
-            f"project {project}; set FALAJ_HOME to a folder of its own. Nothing was opened"
-        )
 
 
 def apply_definitions(
