@@ -87,14 +87,11 @@ def compare_windows(
     """
     programs = scored_reference.program_sha256, scored_current.program_sha256
     snapshots = current.snapshot.data.sha256, scored_current.snapshot_sha256
-    if (
-        programs[0] != programs[1]
-        or snapshots[0] != snapshots[1]
-        or (current_window != scored_current.window)
-    ):
+    spans = current_window, scored_current.window
+    if any(one != other for one, other in (programs, snapshots, spans)):
         raise DataContractError(
             f"the rows in question are of {current_window} in snapshot {snapshots[0][:12]}, their "
-            f"scores of {scored_current.window} in {snapshots[1][:12]} by program "
+            f"scores of {spans[1]} in {snapshots[1][:12]} by program "
             f"{programs[1][:12]}, those of the reference by {programs[0][:12]}; expected these "
             "rows, scored by the same model"
         )
