@@ -89,7 +89,10 @@ class OnlineReader:
         state[event_us < moments_us - self._ttl_us] = answer.Freshness.STALE
         state[event_us > moments_us + self._tolerance_us] = answer.Freshness.AHEAD
         state[event_us == answer.NEVER] = answer.Freshness.MISSING
-        self._count(state)
+        cells = np.arange(len(self._names))[:, None] * len(answer.LABELS) + state
+        counted = np.bincount(cells.ravel(), minlength=self._counts.size)
+        with self._lock:
+            self._counts += counted.reshape(self._counts.shape)
         self._apply_policies(state, values)
         return answer.OnlineAnswer(
             service=self.plan.service,
@@ -144,12 +147,6 @@ class OnlineReader:
                 f"the key columns of a request differ in length: {lengths}. Nothing was read"
             )
         return next(iter(lengths.values()), 0)
-
-    def _count(self, state: NDArray[np.uint8]) -> None:
-        cells = np.arange(len(self._names))[:, None] * len(answer.LABELS) + state
-        counted = np.bincount(cells.ravel(), minlength=self._counts.size)
-        with self._lock:
-            self._counts += counted.reshape(self._counts.shape)
 
     def _apply_policies(self, state: NDArray[np.uint8], values: dict[str, answer.Column]) -> None:
         if not state.any():  # all fresh

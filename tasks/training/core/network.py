@@ -101,7 +101,11 @@ class TabularNetwork(nn.Module):
         self.category_dropout = config.category_dropout
         self.register_buffer("unknown", torch.tensor([size - 1 for size in sizes]))
         inputs = sum(table.shape[1] for table in self.tables) + self.numbers.num_outputs
-        self.perceptron = _perceptron(inputs, config, preprocessing.num_outputs)
+        layers: list[nn.Module] = []
+        for size in config.hidden_sizes:
+            layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(config.dropout)]
+            inputs = size
+        self.perceptron = nn.Sequential(*layers, nn.Linear(inputs, preprocessing.num_outputs))
 
     def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
         """Outputs, shape (rows,), or (rows, classes).
@@ -132,14 +136,6 @@ def embedding_size(table_rows: int, config: TrainingConfig) -> int:
 def _one_or_more(outputs: Tensor) -> Tensor:
     """Outputs without an axis where it has one alone."""
     return outputs.squeeze(1) if outputs.shape[1] == 1 else outputs
-
-
-def _perceptron(inputs: int, config: TrainingConfig, num_outputs: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for size in config.hidden_sizes:
-        layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(config.dropout)]
-        inputs = size
-    return nn.Sequential(*layers, nn.Linear(inputs, num_outputs))
 
 
 class ScoringProgram(nn.Module):
