@@ -73,8 +73,7 @@ def train_with_control(
     """
     targets, compression = None, config.compression
     if compression.distils:
-        train = config.splits.train
-        scores = score_model_window(parent.program, dataset, train, config.evaluation)
+        scores = score_model_window(parent.program, dataset, config.splits.train, config.evaluation)
         targets = DistillationTargets(
             scores=scores, weight=compression.teacher_weight, temperature=compression.temperature
         )

@@ -148,8 +148,7 @@ class PipelineConfig(Described):
         spec = self.features.training_set
         if spec.label_known_after and "label_hours" not in self.clock.model_fields_set:
             wait = spec.label_lag / timedelta(hours=1)
-            clock = self.clock.model_copy(update={"label_hours": wait})
-            object.__setattr__(self, "clock", clock)
+            object.__setattr__(self, "clock", self.clock.model_copy(update={"label_hours": wait}))
         return self
 
     _model = model_validator(mode="before")(model_trained)
@@ -210,8 +209,7 @@ class PipelineConfig(Described):
 
     def with_splits(self, splits: DataSplits) -> PipelineConfig:
         """The use case with these splits, on rows up to the end of the last of them."""
-        start = min(self.window.start, splits.train.start)
-        window = TimeWindow(start=start, end=splits.test.end)
+        window = TimeWindow(start=min(self.window.start, splits.train.start), end=splits.test.end)
         return self.model_copy(update={"window": window, "splits": splits})
 
     @property

@@ -55,7 +55,6 @@ ENTRY_POINTS = {
 """Loaded when one of them runs in this process: they import all of training and conversion."""
 QUEUE = "retrain"
 TAG = "falaj:retraining"
-MAX_DEPLOYMENTS = 200
 
 
 def decision_run_name() -> str:
@@ -129,8 +128,7 @@ class FlowStarter:
 
     def start_left(self) -> None:
         """Start all claims that nobody has started: those of killed processes."""
-        left = self._ledger.claims(ClaimState.CLAIMED)
-        self.start_all([claim.order for claim in left])
+        self.start_all([claim.order for claim in self._ledger.claims(ClaimState.CLAIMED)])
 
     def note_ends(self) -> int:
         """Note the end of each run that has ended; returns how many that were."""
@@ -273,7 +271,7 @@ def deployments_of(flow_name: str) -> list[DeploymentResponse]:
     """
     with _answering_api(), get_client(sync_client=True) as client:
         return client.read_deployments(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])), limit=MAX_DEPLOYMENTS
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])), limit=200
         )
 
 

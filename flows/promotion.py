@@ -364,8 +364,7 @@ def release(client: SyncPrefectClient, run_id: UUID) -> None:
     run = client.read_flow_run(run_id)
     if run.state is None or not run.state.is_paused():
         return
-    told = {"decision": "reject", "approver": SETTLED}
-    resumed = client.resume_flow_run(run_id, run_input=told)
+    resumed = client.resume_flow_run(run_id, run_input={"decision": "reject", "approver": SETTLED})
     if resumed.status.value != "ACCEPT":  # it was killed before its form was stored
         client.set_flow_run_state(run_id, Cancelled(message="The question was settled elsewhere."))
 

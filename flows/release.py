@@ -147,8 +147,7 @@ class LoggedRequests:
         if query is None:
             return no_labels()
         shift = self.clock.shows(release.opened_at) - release.opened_at
-        answered = replace(query, answered=True)
-        join = LabelJoin(self.home, answered, now, JoinTally(), shift=shift)
+        join = LabelJoin(self.home, replace(query, answered=True), now, JoinTally(), shift=shift)
         known = labels_of_requests(self.home, join, seen_after=settle)
         return known.rename(columns={KNOWN_AT: "labelled_at"})
 
@@ -194,7 +193,6 @@ class RegistryChampions:
 
 
 ACTION = "change-release"
-Wish = Literal["start", "promote", "hold", "resume", "roll_back"]
 
 
 @flow(
@@ -203,7 +201,7 @@ Wish = Literal["start", "promote", "hold", "resume", "roll_back"]
     **found_but_not_retried("a person's step would be taken twice"),
 )
 def release_by_hand_flow(
-    action: Wish,
+    action: Literal["start", "promote", "hold", "resume", "roll_back"],
     approver: Annotated[str, Field(min_length=1, max_length=200, pattern=VISIBLE)],
     config: PipelineConfig,
     comment: Annotated[str, Field(max_length=2000)] = "",
@@ -238,8 +236,7 @@ def release_by_hand_flow(
             model, release_config(config), *ports, approver, only_if_due=False, comment=comment
         )
     else:
-        seen = find_open_release(model)
-        release = act_on_release(model, action, approver, comment, *ports, seen)
+        release = act_on_release(model, action, approver, comment, *ports, find_open_release(model))
     if release is not None:
         show(release)
     return release

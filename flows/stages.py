@@ -157,8 +157,7 @@ def meter_begins(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
     root = flow_run.id
     if flow_run.parent_task_run_id is not None:
         root = runtime.flow_run.root_flow_run_id or root
-    use_case = config.get("name") or ""
-    run_meter().begin(str(flow_run.id), flow.name, str(root), use_case, model)
+    run_meter().begin(str(flow_run.id), flow.name, str(root), config.get("name") or "", model)
 
 
 def meter_ends(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -310,15 +309,14 @@ def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
             f"{clock.validation_days} days of validation and {clock.test_days} of test that end at "
             f"{end:%Y-%m-%d}. Wait for more data, or shorten them under `clock`. Nothing was run"
         )
-    splits = DataSplits(
-        train=TimeWindow(start=start, end=validation),
-        validation=TimeWindow(start=validation, end=test),
-        test=TimeWindow(start=test, end=end),
-    )
     return config.model_copy(
         update={
             "window": TimeWindow(start=config.window.start, end=end),
-            "splits": splits,
+            "splits": DataSplits(
+                train=TimeWindow(start=start, end=validation),
+                validation=TimeWindow(start=validation, end=test),
+                test=TimeWindow(start=test, end=end),
+            ),
             "current": clock.newest_days(moment),
         }
     )

@@ -88,8 +88,7 @@ class FaultyWorld(World):
 def undisturbed_world(config: PipelineConfig, settings: Settings) -> World:
     """The history as it is; a finished state holds all of it."""
     repo, store = settings.feature_repo, settings.store
-    landed = land_raw_rows(config.window, config.features, repo, store)
-    return _built(landed, config, settings)
+    return _built(land_raw_rows(config.window, config.features, repo, store), config, settings)
 
 
 def faulty_world(fault: Fault, config: PipelineConfig, settings: Settings) -> FaultyWorld:
@@ -324,8 +323,7 @@ def cut_rows(
             time, target = times[table.name], folder.path / f"{table.name}.parquet"
             kept = [window]
             if baseline and baseline.start < window.end:
-                end = min(baseline.end, window.end)
-                kept.append(baseline.model_copy(update={"end": end}))
+                kept.append(baseline.model_copy(update={"end": min(baseline.end, window.end)}))
             condition = " OR ".join(inside(time, each) for each in kept)
             rows = f"SELECT * FROM {parquet(store.path(table.artifact, verify=False))}"
             with duckdb_session(folder.path.parent, threads=1) as con:

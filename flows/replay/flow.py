@@ -39,7 +39,6 @@ from tasks.reporting.task import publish_replay
 from tasks.validation import runner
 
 TIMEOUT_S = 86_400
-DAYS_OF_A_YEAR = 365.25
 POLICIES_OF_DRIFT: tuple[PolicyName, ...] = ("controller", "on-drift-alarm")
 
 
@@ -55,8 +54,7 @@ def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
     """
     zone = config.clock.time_zone
     faults = parse_faults(replay.faults, config.window, zone) if replay.faults else ()
-    dataset = validated_rows(config)
-    history = opened(config, dataset, columns_with_unit(config))
+    history = opened(config, validated_rows(config), columns_with_unit(config))
     tuned_on, held_out = parts(history, replay)
     for fault in faults:  # one that cannot be is refused before hours of walks
         faulty_world(fault, history.config, history.settings)
@@ -222,10 +220,9 @@ def walk_permuted(history: History, replay: ReplayConfig, days: list[datetime]) 
         mixed = permuted(history, (replay.seed, number))
         first = retrain(mixed, days[0], None)
         for policy in POLICIES_OF_DRIFT:
-            walked = walk(mixed, policy, days, first)
-            acts.update((policy, act.action) for act in walked.acts)
+            acts.update((policy, act.action) for act in walk(mixed, policy, days, first).acts)
     return PermutedYears(
-        num_years=replay.permuted * len(days) / DAYS_OF_A_YEAR,
+        num_years=replay.permuted * len(days) / 365.25,
         retrainings=acts["controller", "retrain"],
         recalibrations=acts["controller", "recalibrate"],
         drift_alarm_retrainings=acts["on-drift-alarm", "retrain"],
@@ -240,7 +237,6 @@ def propose_bounds(history: History, first: Candidate, own: Walk, replay: Replay
     """
 
     def walked(changed: History, window: TimeWindow) -> Walk:
-        days = changed.days(window.start, window.end)
-        return walk(changed, "controller", days, first)
+        return walk(changed, "controller", changed.days(window.start, window.end), first)
 
     return tune(history, own, *parts(history, replay), walked)

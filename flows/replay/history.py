@@ -262,8 +262,7 @@ def keep_scores(history: History, model: ReplayModel) -> KeptScores:
         with measured() as used:
             rows = score_rows(program, dataset, window, keep, history.store)
         rows.to_parquet(folder.path / "scores.parquet", index=False)
-        scores = folder.artifact("scores.parquet")
-        return KeptScores(scores=scores, num_rows=len(rows), use=used[0])
+        return KeptScores(scores=folder.artifact("scores.parquet"), num_rows=len(rows), use=used[0])
 
     return history.store.build_once("replayed-scores", key, KeptScores, build)
 

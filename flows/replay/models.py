@@ -147,9 +147,8 @@ def _asked(
     incumbent: Candidate | None,
     use: ResourceUse,
 ) -> Candidate:
-    start = history.config.window.start
     model = ReplayModel(
-        number=2 * (moment - start).days + kind,
+        number=2 * (moment - history.config.window.start).days + kind,
         made=moment,
         program=made.program,
         columns=made.columns,
@@ -167,12 +166,11 @@ def _asked(
         return _Judged(evaluation=report, use=used[0])
 
     judged = history.store.build_once("replayed-judgements", key, _Judged, build)
-    closed = _closed(history, config, moment, model, made, judged.evaluation, incumbent)
     return Candidate(
         model=model,
         made_from=made,
         evaluation=judged.evaluation,
-        closed=closed,
+        closed=_closed(history, config, moment, model, made, judged.evaluation, incumbent),
         use=use + judged.use,
     )
 

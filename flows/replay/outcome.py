@@ -66,8 +66,9 @@ def spent_in(walk: Walk, window: TimeWindow) -> list[Spending]:
 
 def oracle(history: History, walks: Sequence[Walk], days: Sequence[datetime]) -> Walk:
     """The best in hindsight: every four weeks the best of all models that were made by then."""
-    models = {m.program.sha256: m for walk in walks for m in _models(walk)}
     made = {c.model.program.sha256: c for walk in walks for c in walk.made}
+    models = {walk.reigns[0].model.program.sha256: walk.reigns[0].model for walk in walks}
+    models |= {sha: candidate.model for sha, candidate in made.items()}
     reigns: list[Reigning] = []
     start, end = days[0], history.config.window.end
     while start < end:
@@ -83,10 +84,6 @@ def oracle(history: History, walks: Sequence[Walk], days: Sequence[datetime]) ->
         for c in (made[sha] for sha in sorted(used & made.keys()))
     ]
     return Walk(policy="oracle", reigns=tuple(reigns), acts=(), made=(), spent=tuple(spent))
-
-
-def _models(walk: Walk) -> list[ReplayModel]:
-    return [walk.reigns[0].model, *(candidate.model for candidate in walk.made)]
 
 
 def _quality_in(history: History, model: ReplayModel, window: TimeWindow) -> float:

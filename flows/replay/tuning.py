@@ -38,8 +38,7 @@ class Tried:
 def with_field(config: PipelineConfig, field: str, value: Any) -> PipelineConfig:
     """The use case with another value of one field, written as `part.name`."""
     part, name = field.split(".")
-    inner = getattr(config, part).model_copy(update={name: value})
-    return config.model_copy(update={part: inner})
+    return config.model_copy(update={part: getattr(config, part).model_copy(update={name: value})})
 
 
 def _changed(history: History, field: str, value: Any) -> History:

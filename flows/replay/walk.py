@@ -115,8 +115,7 @@ class Service:
 
     def retrain(self, moment: datetime, reason: str) -> None:
         """Train, and promote what passes the gates."""
-        made = partial(retrain, self.history, moment, self.champion)
-        self._try("retrain", made, moment, reason)
+        self._try("retrain", partial(retrain, self.history, moment, self.champion), moment, reason)
 
     def recalibrate(self, window: TimeWindow, moment: datetime, reason: str) -> None:
         """Map the champion's scores anew, and promote what passes the gates."""
@@ -343,8 +342,7 @@ class Controller:
         answer = settle(self._ledger, model, config.name, "replay", here)
         for made in answer.decisions:
             if made.outcome is Outcome.ALERTS and made.cause is Cause.FEED:
-                act = ReplayedAct(at=moment, action="alert", reason=made.reason)
-                service.acts.append(act)
+                service.acts.append(ReplayedAct(at=moment, action="alert", reason=made.reason))
             elif made.outcome in (Outcome.COOL_DOWN, Outcome.BUDGET):
                 service.acts.append(ReplayedAct(at=moment, action="wait", reason=made.reason))
         orders = sorted(answer.orders, key=lambda order: order.action is not Action.ROLL_BACK)

@@ -150,8 +150,7 @@ class RegisteredProgram(Described):
             columns = values.get("columns")
             if columns is None:
                 raise ValueError("a program needs its signature, or the columns that it follows of")
-            schema = DatasetSchema.model_validate(columns)
-            return {**values, "signature": tabular_signature(schema)}
+            return {**values, "signature": tabular_signature(DatasetSchema.model_validate(columns))}
         return values
 
     @property

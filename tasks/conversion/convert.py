@@ -49,8 +49,7 @@ def judge_variants(job: ConversionJob, built: tuple[BuiltVariant, ...]) -> tuple
         reference = take_reference(job)
         examined = [examine(one, reference) for one in wanted]
         measured = _measure(reference, examined)
-    decided = decide(job, examined, measured, reference.judged)
-    variants = choose(decided, config)
+    variants = choose(decide(job, examined, measured, reference.judged), config)
     for variant in variants:
         LOGGER.info("%s: %s", variant.name, variant.reason)
     return variants

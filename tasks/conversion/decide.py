@@ -165,7 +165,6 @@ def _variant(
     )
 
 
-SECONDS_AN_HOUR = 3600.0
 THROUGHPUT_ROWS = 32
 """Rows of a call when all cores ask at once: a call that a dynamic batch of a server makes."""
 CURRENCY = "USD"
@@ -230,7 +229,7 @@ def price_of(variant: ModelVariant, config: ConversionConfig) -> VariantPrice | 
     if variant.hardware_class.startswith("gpu"):
         seconds = MILLION / variant.throughput.rows_per_s.value
     return VariantPrice(
-        per_million=seconds / SECONDS_AN_HOUR * config.price_per_core_hour,
+        per_million=seconds / 3600.0 * config.price_per_core_hour,
         per_core_hour=config.price_per_core_hour,
         currency=CURRENCY,
     )

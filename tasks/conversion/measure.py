@@ -80,7 +80,9 @@ def time_interleaved(
     names = list(runtimes)
     turns: dict[str, list[Calls]] = {name: [] for name in names}
     for call in runtimes.values():
-        _warm_up(call)
+        for _ in range(WARM_UP_CALLS):
+            if _timed(call)[0] > SLOW_CALL_MS:
+                break
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -93,12 +95,6 @@ def time_interleaved(
         )
         for name, of in turns.items()
     }
-
-
-def _warm_up(call: Callable[[], object]) -> None:
-    for _ in range(WARM_UP_CALLS):
-        if _timed(call)[0] > SLOW_CALL_MS:
-            return
 
 
 def _one_turn(call: Callable[[], object], round_ms: float) -> Calls:
@@ -116,8 +112,7 @@ def _timed(call: Callable[[], object]) -> tuple[float, float]:
     """Wall time and processor time of one call, ms."""
     cpu, start = time.process_time_ns(), time.perf_counter_ns()
     call()
-    end = time.perf_counter_ns()
-    return (end - start) / 1e6, (time.process_time_ns() - cpu) / 1e6
+    return (time.perf_counter_ns() - start) / 1e6, (time.process_time_ns() - cpu) / 1e6
 
 
 def median_interval(values: FloatArray) -> Metric:

@@ -118,9 +118,6 @@ def _variant(made: Format, **outcome: Any) -> BuiltVariant:
     return BuiltVariant(**about, precision=made.precision, **outcome)
 
 
-JUDGED_WITH = ("runtime", "precision", "provider", "device")
-
-
 def load_variant(
     variant: BuiltVariant | ModelVariant,
     program: RegisteredProgram,
@@ -200,7 +197,7 @@ def files_of(variant: BuiltVariant | ModelVariant) -> Artifact:
 
 
 def _check_same_runtime(variant: ModelVariant, model: interface.LoadedModel) -> None:
-    for name in JUDGED_WITH:
+    for name in ("runtime", "precision", "provider", "device"):
         judged, now = variant.settings.get(name), model.settings.get(name)
         if judged is not None and now is not None and judged != now:
             raise ConversionError(

@@ -92,8 +92,7 @@ class CategoryEncoding:
             counts = rows[name].value_counts().sort_index()
             frequent = counts.sort_values(ascending=False, kind="stable").index
             self.values[name] = list(frequent[:MAX_CATEGORIES])
-        inputs = rows[list(input_columns(self.columns))]
-        self.unknown = np.flatnonzero(inputs.isna().all()).tolist()
+        self.unknown = np.flatnonzero(rows[list(input_columns(self.columns))].isna().all()).tolist()
 
     def matrix(self, rows: pd.DataFrame) -> Float32Array:
         """Features of `rows`, categories first, shape (rows, features)."""

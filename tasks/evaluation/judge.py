@@ -126,7 +126,15 @@ def judge_model(
         ArtifactError: an artifact is absent or damaged.
         StorageError: the disk refused a write.
     """
-    _check_same_origin(trained, dataset, baseline_model)
+    snapshot = dataset.snapshot.data.sha256
+    seen = {trained.snapshot_sha256, baseline_model.snapshot_sha256}
+    if seen != {snapshot} or baseline_model.splits != trained.splits:
+        raise DataContractError(
+            f"the rows to judge on are of snapshot {snapshot[:12]} and {trained.splits.test}, the "
+            f"model and the baseline model of {', '.join(sorted(s[:12] for s in seen))} and "
+            f"{baseline_model.splits.test}; expected the same snapshot and splits. Nothing was "
+            "judged"
+        )
     key = content_key(
         "evaluation",
         code_digest(__file__),
@@ -141,8 +149,12 @@ def judge_model(
 
     def build(folder: StagedFolder) -> evaluation.EvaluationReport:
         asked = _Asked(trained, dataset, incumbent, baseline_model, config)
-        rows = _scored_test_rows(asked, store)
-        return _report(asked, rows, _write_predictions(rows, dataset.snapshot.columns, folder))
+        rows, columns = _scored_test_rows(asked, store), dataset.snapshot.columns
+        models = (SCORE, BASELINE_MODEL_SCORE, CHAMPION_SCORE)
+        names = [*metrics.judged_columns(columns)]
+        names[3:3] = [column for model in models for column in columns.score_columns(model)]
+        rows[names].to_parquet(folder.path / "predictions.parquet", index=False)
+        return _report(asked, rows, folder.artifact("predictions.parquet"))
 
     return store.build_once("evaluations", key, evaluation.EvaluationReport, build)
 
@@ -187,20 +199,6 @@ def score_window(
         return judge_scored(rows, model.program.sha256, dataset, window, scores, config)
 
     return store.build_once("scores", key, evaluation.ScoredWindow, build)
-
-
-def _check_same_origin(
-    trained: CandidateModel, dataset: ValidatedDataset, baseline_model: evaluation.BaselineModel
-) -> None:
-    snapshot = dataset.snapshot.data.sha256
-    seen = {trained.snapshot_sha256, baseline_model.snapshot_sha256}
-    if seen != {snapshot} or baseline_model.splits != trained.splits:
-        raise DataContractError(
-            f"the rows to judge on are of snapshot {snapshot[:12]} and {trained.splits.test}, the "
-            f"model and the baseline model of {', '.join(sorted(s[:12] for s in seen))} and "
-            f"{baseline_model.splits.test}; expected the same snapshot and splits. Nothing was "
-            "judged"
-        )
 
 
 def _scored_test_rows(asked: _Asked, store: ArtifactStore) -> pd.DataFrame:
@@ -250,16 +248,6 @@ def _check_has_inputs(incumbent: RegisteredProgram, columns: DatasetSchema) -> N
             f"falaj models withdraw {model.name} {model.version} --reason WHY --approver NAME. "
             "Nothing was judged"
         )
-
-
-def _write_predictions(
-    rows: pd.DataFrame, columns: DatasetSchema, folder: StagedFolder
-) -> Artifact:
-    models = (SCORE, BASELINE_MODEL_SCORE, CHAMPION_SCORE)
-    names = [*metrics.judged_columns(columns)]
-    names[3:3] = [column for model in models for column in columns.score_columns(model)]
-    rows[names].to_parquet(folder.path / "predictions.parquet", index=False)
-    return folder.artifact("predictions.parquet")
 
 
 def _report(
@@ -411,8 +399,7 @@ def judge_networks(
 
     def measured(model: CandidateModel | RegisteredProgram) -> metrics.Measured:
         takes = model.raw_columns if isinstance(model, RegisteredProgram) else model.columns
-        opened = Program.open(model.program, takes, store)
-        rows = score_rows(opened, dataset, window, names, store)
+        rows = score_rows(Program.open(model.program, takes, store), dataset, window, names, store)
         metrics.check_judgeable(rows, columns, window, config)
         return metrics.measure_rows(rows, columns, SCORE)
 

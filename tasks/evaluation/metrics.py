@@ -329,7 +329,6 @@ def compare_scored(
 
 
 MAX_POINTS = 200  # more than a picture has pixels for
-BAND = (0.1, 0.9)
 RESIDUAL_CLASSES = 41
 RESIDUAL_REACH = 3.0
 """RMSEs to either side; what lies beyond is in the outermost classes."""
@@ -382,7 +381,7 @@ def observed_by_prediction(rows: PredictedRows) -> tuple[ValueBand, ...]:
     bands = []
     for part in np.array_split(order, min(CALIBRATION_BINS, len(order))):
         labels = rows.labels[part]
-        low, high = np.quantile(labels, BAND)
+        low, high = np.quantile(labels, (0.1, 0.9))
         bands.append(
             ValueBand(
                 x=float(predictions[part].mean()),

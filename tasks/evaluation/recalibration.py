@@ -159,8 +159,7 @@ def _why_not_fitted(
             "was fitted; wait for more labels, or retrain"
         )
     positives = int(np.count_nonzero(labels))
-    fewest = min(positives, rows - positives)
-    if not is_number and fewest < config.min_positives:
+    if not is_number and min(positives, rows - positives) < config.min_positives:
         return (
             f"{what}, {positives:,} of them with label 1; expected at least "
             f"{config.min_positives:,} of either label. Nothing was fitted; wait for more labels"
@@ -226,8 +225,7 @@ def why_no_gain(evaluation: evaluation.EvaluationReport, source: int) -> str | N
         evaluation: of the recalibrated model.
         source: number of the version that it was made from.
     """
-    against = f"champion:{source}"
-    found = [c for c in evaluation.comparisons if c.against == against]
+    found = [c for c in evaluation.comparisons if c.against == f"champion:{source}"]
     if len(found) != 1:
         seen = ", ".join(c.against for c in evaluation.comparisons)
         return (

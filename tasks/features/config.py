@@ -240,8 +240,7 @@ class TrainingSet(Described):
     @property
     def label_lag(self) -> timedelta:
         """So long after its prediction a label is known, as far as the use case says it."""
-        known = span(self.label_known_after or "0m")
-        return max(known - span(self.predict_after), timedelta(0))
+        return max(span(self.label_known_after or "0m") - span(self.predict_after), timedelta(0))
 
     @property
     def label_words(self) -> set[str]:

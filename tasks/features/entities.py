@@ -55,8 +55,7 @@ def write_entities(
         queries, query = Queries(con, config, repo, spark), frame_query(repo, config)
         queries.register_raw(folders)
         text = queries.rows_of(query, window, spec.origin)
-        statement = f"CREATE TEMP TABLE frame AS {plain_frame(con, text, spec)}"
-        run_query(con, statement, spec.origin)
+        run_query(con, f"CREATE TEMP TABLE frame AS {plain_frame(con, text, spec)}", spec.origin)
         _check_frame(con, spec, text, window)
         _check_narrower_window(queries, query, window)
         label, reason = duck.sql_name(spec.label_column), duck.sql_name(spec.exclusion)

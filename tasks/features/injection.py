@@ -262,8 +262,7 @@ class _Planner(NamedTuple):
 
     def _named(self, places: Sequence[_Place], what: str) -> list[_Place]:
         """Those that the target names: all without one."""
-        target = self.fault.target
-        found = [p for p in places if target in (None, str(p), p.column, p.table.name)]
+        found = [p for p in places if self.fault.target in (None, str(p), p.column, p.table.name)]
         if not found:
             known = ", ".join(map(str, places)) or "no such column"
             _refuse(self.fault, f"finds no {what}", f"one of {known}")
@@ -410,8 +409,7 @@ def flip_labels(snapshot: FeatureSnapshot, fault: Fault, store: ArtifactStore) -
         number = round(float(fault.amount or 0) * len(inside))
         if not number:
             _refuse(fault, f"changes none of {len(inside):,} rows", "a larger share, or more time")
-        known = rows[spec.label].is_valid().to_numpy(zero_copy_only=False)
-        inside = inside[known[inside]]
+        inside = inside[rows[spec.label].is_valid().to_numpy(zero_copy_only=False)[inside]]
         number = min(number, len(inside))
         chosen = np.random.default_rng(int(content_key(fault)[:8], 16)).choice(
             inside, number, replace=False

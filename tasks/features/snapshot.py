@@ -51,8 +51,7 @@ def build_training_set(
     key = training_set_key(tables, window, config, repo)
 
     def build(folder: StagedFolder) -> FeatureSnapshot:
-        features = features_folder(tables, store)
-        feast = feast_store.open_store(settings.features_home, repo, features)
+        feast = feast_store.open_store(settings.features_home, repo, features_folder(tables, store))
         definitions = feast_store.load_definitions(repo)
         _check_defined(spec.feature_service, definitions)
         feast_store.apply_definitions(feast, definitions, keep_undefined=True)

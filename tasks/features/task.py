@@ -240,7 +240,6 @@ def record_act(action: str, outcome: str, subject: dict[str, str], person: str |
     who = process_identity()
     if person is not None:
         who["subject"] = person  # as told: the server cannot know who clicked
-    trail = Journal(Settings.from_environment().home / "audit")
-    trail.append(
+    Journal(Settings.from_environment().home / "audit").append(
         action, outcome=outcome, subject=subject, who=who, flow_run=str(flow_run.id or "") or None
     )

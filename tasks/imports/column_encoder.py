@@ -111,8 +111,7 @@ class Images:
                 image_file(value, self._base) if isinstance(value, str) else io.BytesIO(value)
             )
             with Image.open(source, formats=("PNG", "JPEG")) as image:
-                size = (PIXELS, PIXELS)
-                square = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+                square = image.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BICUBIC)
         except (OSError, Image.DecompressionBombError) as exc:
             named = f"{len(value):,} bytes" if isinstance(value, bytes) else repr(value)
             raise DataContractError(

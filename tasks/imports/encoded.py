@@ -129,8 +129,7 @@ def build_encoder(
     def build(staged: StagedFolder) -> Artifact:
         folder = staged.path / FOLDER
         folder.mkdir()
-        text = settings.model_dump_json()
-        (folder / folder_of.SETTINGS_FILE).write_text(text, encoding="utf-8")
+        (folder / folder_of.SETTINGS_FILE).write_text(settings.model_dump_json(), encoding="utf-8")
         if source.tokenizer:
             shutil.copyfile(source.tokenizer, folder / TOKENIZER_FILE)
         _write_network(source, settings, folder)

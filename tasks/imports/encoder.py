@@ -25,7 +25,6 @@ from tasks.kernel.files import digest_of
 SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 FILES = (SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
 EXPECTED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
-_UNUSED = re.compile(r"pooler\.|embeddings\.position_ids|cls\.")
 HIDDEN = -1e4
 """Added to the attention that padding would get: e to it is 0, and 16 bits hold it."""
 SHORTEST = 1e-4
@@ -163,12 +162,11 @@ def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:
     shape = _shape(files)
     network = TextEncoder(shape)
     try:
-        tensors = load_file(files.folder / WEIGHTS_FILE)
         network.load_state_dict(
             {
                 name.removeprefix("bert."): t
-                for name, t in tensors.items()
-                if not _UNUSED.search(name)
+                for name, t in load_file(files.folder / WEIGHTS_FILE).items()
+                if not re.search(r"pooler\.|embeddings\.position_ids|cls\.", name)
             }
         )
     except (SafetensorError, OSError, RuntimeError) as exc:

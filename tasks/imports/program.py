@@ -17,7 +17,6 @@ from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 PROGRAM_FILE = "program.pt2"
-FAMILY = "text-embedding"
 SEQUENCE_AXIS = "seq"
 OUTPUT = "embedding_unit"
 MOST_ROWS = 4096
@@ -34,8 +33,7 @@ def take_program(config: ProgramConfig, store: ArtifactStore) -> ImportedProgram
         StorageError: the disk refused a write.
     """
     digests = {config.file.name: digest_of_file(config.file)}
-    signed = check_import(store.root.parent, config.file.parent, digests)
-    origin = {**config.origin, **signed}
+    origin = {**config.origin, **check_import(store.root.parent, config.file.parent, digests)}
     key = content_key("taken", code_digest(__file__), config, digests, origin)
 
     def build(folder: StagedFolder) -> ImportedProgram:
@@ -98,7 +96,7 @@ def export_encoder(config: EncoderConfig, store: ArtifactStore) -> ImportedProgr
         network, shape = read_encoder(found)
         signature = _signature(shape, config)
         _write_program(network, signature, folder.path / PROGRAM_FILE)
-        return _imported(folder, FAMILY, signature, origin, found.digests)
+        return _imported(folder, "text-embedding", signature, origin, found.digests)
 
     return build_signed(store, "programs", key, ImportedProgram, build)
 

@@ -96,8 +96,7 @@ def train_distributed(
         text = f"epoch {metrics.epoch + 1} of at most {config.max_epochs}"
         report_progress("epochs", metrics.epoch + 1, config.max_epochs, text)
 
-    project = settings.feature_repo
-    request = TrainingRequest(dataset, splits, config, initial, distillation, project)
+    request = TrainingRequest(dataset, splits, config, initial, distillation, settings.feature_repo)
     model = make_model(request, settings.store, settings.home / "training", report)
     progress.show(100.0)
     report_progress("epochs", config.max_epochs, config.max_epochs, "all epochs")

@@ -173,7 +173,11 @@ def judge_days(
     """
     asked = [(subject, _measures(baseline, numeric))]
     for column, relation in baseline.relations.items():
-        source = _with_right_values(subject, relation)
+        pairs = ", ".join(f"({literal(k)}, {v!r})" for k, v in relation.values.items())
+        source = (
+            f"(SELECT * FROM {subject} LEFT JOIN (VALUES {pairs}) AS falaj_relation "
+            f"(falaj_key, falaj_right) ON falaj_key = {joined(relation.by)})"
+        )
         asked.append((source, [_of_relation(column, relation)]))
     results: dict[str, dict[str, list[str]]] = {}
     for source, measures in asked:
@@ -281,14 +285,6 @@ def _of_relation(column: str, relation: Relation) -> _Measure:
         f"avg(coalesce({gap}, false)::INT)",
         (None, relation.max_share),
         "mixed units, or rows shifted against each other",
-    )
-
-
-def _with_right_values(subject: str, relation: Relation) -> str:
-    pairs = ", ".join(f"({literal(k)}, {v!r})" for k, v in relation.values.items())
-    return (
-        f"(SELECT * FROM {subject} LEFT JOIN (VALUES {pairs}) AS falaj_relation "
-        f"(falaj_key, falaj_right) ON falaj_key = {joined(relation.by)})"
     )
 
 

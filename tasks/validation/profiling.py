@@ -74,8 +74,7 @@ def profile_table(
         DataContractError: the table does not pass its hand-written suite's columns, or holds fewer
             whole days than bands can be made from.
     """
-    path = store.path(table.artifact)
-    with open_subject(path, table.name, suite, window) as subject:
+    with open_subject(store.path(table.artifact), table.name, suite, window) as subject:
         if faults := subject.table_faults():
             raise DataContractError(
                 f"{table.name} can be no baseline: {'; '.join(faults)}. Nothing was written"

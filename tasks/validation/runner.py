@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import great_expectations as gx
@@ -309,7 +308,20 @@ def _faults_of_windows(
         columns: which column is what.
         splits: windows for training, validation and test.
     """
-    found = _facts_by_window(path, columns, splits)
+    label, moment = quoted(columns.label), quoted(columns.event_time)
+    cases = " ".join(
+        f"WHEN {moment} >= {literal(w.start)} AND {moment} < {literal(w.end)} THEN {literal(name)}"
+        for name, w in splits
+    )
+    known = [f"count(nullif({quoted(name)}, ''))" for name in columns.categorical]
+    known += [f"count(nullif({quoted(name)}::DOUBLE, 'nan'))" for name in columns.numeric]
+    facts = ", ".join(["count(*)", f"min({label})", f"max({label})", *known])
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        rows = con.execute(
+            f"SELECT CASE {cases} END, {facts} FROM read_parquet({literal(path)}) GROUP BY 1"
+        ).fetchall()
+    found = {row[0]: row[1:] for row in rows}
     inputs = (*columns.categorical, *columns.numeric)
     faults = []
     for name, window in splits:
@@ -333,23 +345,3 @@ def _faults_of_windows(
                 "ttl of the feature view, or take them out of the feature service"
             )
     return faults
-
-
-def _facts_by_window(
-    path: Path, columns: data.DatasetSchema, splits: data.DataSplits
-) -> dict[str, tuple[Any, ...]]:
-    """Rows of each window, least and largest label, and how many known values each input has."""
-    label, moment = quoted(columns.label), quoted(columns.event_time)
-    cases = " ".join(
-        f"WHEN {moment} >= {literal(w.start)} AND {moment} < {literal(w.end)} THEN {literal(name)}"
-        for name, w in splits
-    )
-    known = [f"count(nullif({quoted(name)}, ''))" for name in columns.categorical]
-    known += [f"count(nullif({quoted(name)}::DOUBLE, 'nan'))" for name in columns.numeric]
-    facts = ", ".join(["count(*)", f"min({label})", f"max({label})", *known])
-    with duckdb.connect() as con:
-        con.execute("SET TimeZone = 'UTC'")
-        rows = con.execute(
-            f"SELECT CASE {cases} END, {facts} FROM read_parquet({literal(path)}) GROUP BY 1"
-        ).fetchall()
-    return {row[0]: row[1:] for row in rows}

@@ -52,7 +52,6 @@ Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=120)]
 
 # Arguments of expectations that name columns; a rule's frame holds these columns and no others.
-COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 
 
 def _is_one_sentence(text: str) -> str:
@@ -102,7 +101,7 @@ class Rule(Described):
     def named_columns(self) -> tuple[str, ...]:
         """Columns that the arguments name, in order, each once."""
         names: dict[str, None] = {}
-        for value in map(self.kwargs.get, COLUMN_ARGUMENTS):
+        for value in map(self.kwargs.get, ("column", "column_A", "column_B", "column_list")):
             texts = value if isinstance(value, list) else [value]
             names.update(dict.fromkeys(text for text in texts if isinstance(text, str)))
         return tuple(names)
@@ -304,8 +303,7 @@ def sign_baseline(settings: Settings, use_case: str, name: str) -> None:
     """
     from tasks.governance.signing import sign
 
-    files = _baseline_files(settings.feature_repo, name)
-    sign(settings.home, f"suites/{use_case}/{name}", files)
+    sign(settings.home, f"suites/{use_case}/{name}", _baseline_files(settings.feature_repo, name))
 
 
 def check_baseline(settings: Settings, use_case: str, name: str) -> None:

@@ -43,8 +43,6 @@ def test_a_continued_training_sees_new_rows_and_some_older_ones(
 ) -> None:
     settings = config(**ONE_RANK, start="champion", replay_share=0.2, max_epochs=1)
     log = log_of(train(folder, settings, initial=start_of(champion)), folder)
-    rows = frame(NUM_ROWS)
-    times = rows[COLUMNS.event_time]
+    times = frame(NUM_ROWS)[COLUMNS.event_time]
     num_new = int(((times >= month(4).start) & (times < month(7).start)).sum())
-    held = re.search(r"holds (\d+) of (\d+) training rows", log)
-    assert num_new < int(held[2]) < 1.5 * num_new
+    assert num_new < int(re.search(r"holds (\d+) of (\d+) training rows", log)[2]) < 1.5 * num_new

@@ -61,8 +61,7 @@ def test_a_rank_that_is_asked_to_end_commits_and_leaves_and_nobody_is_blamed(
 
     report = run_here(run, TinyJob(config=TWO, num_steps=60), ask_rank_1)
     run.check_result()
-    kinds = [event.kind for event in report.events if event.kind in ("lost", "left")]
-    assert kinds == ["left"]
+    assert [event.kind for event in report.events if event.kind in ("lost", "left")] == ["left"]
     assert report.groups[-1].size == 1
     assert lost_steps(run) == 0
     assert (run.path / "checkpoint.pt").exists()
@@ -72,8 +71,7 @@ def test_a_rank_that_is_lost_while_the_others_meet_it_is_all_that_is_lost(tmp_pa
     run = ElasticRun(tmp_path / "run")
     report = run_here(run, TinyJob(config=LOCAL, num_steps=20, dies_while_joining=True))
     run.check_result()
-    lost = [event for event in report.events if event.kind == "lost"]
-    assert len(lost) == 1
+    assert len([event for event in report.events if event.kind == "lost"]) == 1
     assert len(report.groups) > 1
 
 

@@ -39,7 +39,6 @@ def test_a_training_that_loses_a_rank_ends_as_if_it_had_not(tmp_path: Path) -> N
     assert killed
     assert not pids_whose_command_holds(str(tmp_path))
     np.testing.assert_allclose(losses(model.epochs), losses(plain.epochs), atol=2e-4)
-    store = ArtifactStore(tmp_path / "store")
-    told = json.loads(store.path(model.kept[-1]).read_text())
+    told = json.loads(ArtifactStore(tmp_path / "store").path(model.kept[-1]).read_text())
     assert "lost" in {event["kind"] for event in told["events"]}
     assert [group["size"] for group in told["groups"]][:2] in ([2, 1], [1, 2])

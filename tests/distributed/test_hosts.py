@@ -52,8 +52,7 @@ def listening(host: str) -> set[str]:
             for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
                 _, local, _, state, *_, inode = line.split()[:10]
                 if state == LISTENING and f"socket:[{inode}]" in sockets:
-                    in_host_order = bytes.fromhex(local.partition(":")[0])[::-1]
-                    found.add(str(IPv4Address(in_host_order)))
+                    found.add(str(IPv4Address(bytes.fromhex(local.partition(":")[0])[::-1])))
     return found
 
 

@@ -50,8 +50,7 @@ def test_a_killed_fine_tuning_with_a_teacher_goes_on_where_it_was(
     folder: Path, parent: CompressionParent, answers: ScoredWindow
 ) -> None:
     asked = CompressionConfig(method="pruning-distillation", pruned_share=0.5, max_epochs=6)
-    store = ArtifactStore(folder / "store")
-    plan = plan_student(parent, asked, runs.config(**ONE_RANK), store)
+    plan = plan_student(parent, asked, runs.config(**ONE_RANK), ArtifactStore(folder / "store"))
     distillation = DistillationTargets(scores=answers, weight=0.5, temperature=2.0)
 
     def kill(metrics: EpochMetrics) -> None:

@@ -115,8 +115,7 @@ def test_the_mean_of_weights_is_judged_and_kept_and_training_does_not_notice(
     assert all(
         a.validation_loss != b.validation_loss for a, b in zip(ours[1:], theirs[1:], strict=True)
     )
-    digests = {t.model.checkpoint.sha256 for t in (one_rank, plain)}
-    assert len(digests) == 2
+    assert len({t.model.checkpoint.sha256 for t in (one_rank, plain)}) == 2
 
 
 def test_the_published_program_scores_raw_rows_as_well_as_it_is_said_to(two_ranks: Trained) -> None:

@@ -30,8 +30,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_the_run_ends_with_a_report_a_champion_and_no_process(loop: Loop) -> None:
-    page = (loop.home / "reports" / "latest" / "report.html").read_text()
-    assert "Falaj" in page
+    assert "Falaj" in (loop.home / "reports" / "latest" / "report.html").read_text()
     assert loop.record.promotion.promoted
     assert all(stage.seconds > 0 for stage in loop.record.stages)
     assert processes_of(loop.home) == []

@@ -19,8 +19,7 @@ def project(loop: Loop) -> falaj.Project:
 
 
 def test_the_champion_answers_as_it_was_judged(project: falaj.Project, loop: Loop) -> None:
-    run = project.latest_run()
-    assert run.metric == loop.record.evaluation.overall.primary
+    assert project.latest_run().metric == loop.record.evaluation.overall.primary
     judged = pd.read_parquet(loop.path(loop.record.evaluation.predictions)).set_index("flight_id")
     rows = project.training_set().set_index("flight_id").loc[judged.index[:5000]]
     scores = project.champion().predict(rows)
@@ -36,8 +35,7 @@ def test_features_of_history_are_those_of_training(project: falaj.Project) -> No
 
 
 def test_features_of_now_are_of_the_online_store(project: falaj.Project) -> None:
-    keys = project.training_set().tail(3)[KEYS[:-1]]
-    found = project.features(keys)
+    found = project.features(project.training_set().tail(3)[KEYS[:-1]])
     assert len(found) == 3
     assert {name for name in found if "__" in name} == {
         name for name in project.training_set() if "__" in name

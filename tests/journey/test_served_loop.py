@@ -99,8 +99,7 @@ def logged(served: Served, request: str) -> list[dict[str, Any]]:
 def test_the_champion_answers_as_its_file_does_in_the_runtime_alone(served: Served) -> None:
     status, answer = served.infer(*(sent := tensors(served, 5)))
     assert status == 200, answer
-    champion = champion_of(served.loop.home, MODEL).folder
-    (file,) = champion.glob("variants/onnx-fp32-*/model.onnx")
+    (file,) = champion_of(served.loop.home, MODEL).folder.glob("variants/onnx-fp32-*/model.onnx")
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     kinds = {"INT32": np.int32, "FP32": np.float32}
     (expected,) = session.run(

@@ -32,8 +32,7 @@ def test_a_replay_shows_todays_date_in_the_year_of_the_data() -> None:
 
 def test_the_moment_of_a_run_keeps_its_zone_whatever_is_added(config: PipelineConfig) -> None:
     """Prefect's moments did not, and every scheduled refresh failed where windows are compared."""
-    moment = moment_of_run()
-    assert type(moment) is datetime
+    assert type(moment_of_run()) is datetime
     for window in (hours_or_newest(None, config), days_or_newest(None, config)):
         later = window.end + timedelta(hours=3)
         assert later.tzinfo is UTC

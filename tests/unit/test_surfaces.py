@@ -15,5 +15,4 @@ RECORDED = Path(__file__).resolve().parents[1] / "surfaces"
 
 @pytest.mark.parametrize("name", SURFACES)
 def test_a_surface_is_as_recorded(name: str) -> None:
-    recorded = (RECORDED / f"{name}.txt").read_text().splitlines()
-    assert lines_of(name) == recorded
+    assert lines_of(name) == (RECORDED / f"{name}.txt").read_text().splitlines()

@@ -210,11 +210,10 @@ def _read_judged(job: ConversionJob) -> JudgedRows:
     read = read_rows(rows.dataset, columns, rows.splits.test, job.store)
     is_number = columns.task == "regression"
     unit, centre = (float(read.labels.std()), float(read.labels.mean())) if is_number else (1, None)
-    edges = edge_rows(read.inputs, max(EDGE_BATCH_SIZES))
     return JudgedRows(
         batches=tuple(read.inputs.blocks(BLOCK_ROWS)),
         edges=(
-            *edge_batches(edges),
+            *edge_batches(edge_rows(read.inputs, max(EDGE_BATCH_SIZES))),
             *category_rows(read.inputs, rows.dataset, columns, job.store).blocks(BLOCK_ROWS),
             magnitude_rows(read.inputs, max(EDGE_BATCH_SIZES)),
         ),

@@ -26,7 +26,6 @@ from tasks.conversion.kinds import interface as kinds
 from tasks.conversion.targets import interface as targets
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 
-LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 EDGE_ROWS = 64
 EDGE_CALLS = (1, 2, 7, 64)
 
@@ -91,7 +90,7 @@ def _numbers(table: pa.Table, name: str) -> tuple[NDArray[np.generic], tuple[int
         )
     column, types = table[name].combine_chunks(), pa.types
     lengths: list[int] = []
-    while isinstance(column, LISTS):
+    while isinstance(column, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
         found = pc.unique(pc.list_value_length(column)).to_pylist()
         if len(found) != 1 or found[0] is None:
             raise DataContractError(

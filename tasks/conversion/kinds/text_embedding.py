@@ -216,8 +216,7 @@ def _read(job: ConversionJob, part: str) -> Tokens:
             f"the prepared rows have the columns {', '.join(columns)}, expected {IDS!r} with the "
             "token ids of each text; prepare them for this kind"
         )
-    table = pq.read_table(path, columns=[IDS], filters=[("part", "==", part)])
-    listed = table[IDS].to_pylist()
+    listed = pq.read_table(path, columns=[IDS], filters=[("part", "==", part)])[IDS].to_pylist()
     if nulls := sum(ids is None or None in ids for ids in listed):
         raise DataContractError(
             f"{nulls} of {len(listed)} texts of the part {part!r} are null or hold a null, "

@@ -219,8 +219,7 @@ def loaded(
                 "figures taken so would not hold elsewhere. Look for environment variables or a "
                 "runtime version that override it"
             )
-    load_ms = (time.perf_counter() - start) * 1e3
-    return LoadedModel(score, signature, settings, load_ms, refusals)
+    return LoadedModel(score, signature, settings, (time.perf_counter() - start) * 1e3, refusals)
 
 
 def check_quantisable(present: Collection[str], layers: Collection[str]) -> None:

@@ -149,7 +149,6 @@ def encoding_nodes(model: onnx.ModelProto) -> list[str]:
 MODEL_FILE = "model.onnx"
 OPSET = 20
 """ONNX operator set that all runtimes here, and Triton's, know."""
-CPU_PROVIDER = "CPUExecutionProvider"
 GPU_PROVIDER = "CUDAExecutionProvider"
 # With these TensorRT takes the file too: it knows no quantised bias, and no zero point but 0. The
 # outputs of products are quantised as well: else ONNX Runtime multiplies in floats on processors.
@@ -384,8 +383,7 @@ def quantize_onnx(model: onnx.ModelProto, sample: Batches, bits: int = 8) -> onn
     """
     from onnxruntime.quantization import QuantType, quantize_static
 
-    present = {node.op_type for node in model.graph.node}
-    check_quantisable(present, MATRIX_PRODUCTS)
+    check_quantisable({node.op_type for node in model.graph.node}, MATRIX_PRODUCTS)
     # The exporter has folded constants already. Without this mark the quantiser would advise it,
     # on the root logger, and give that a handler.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
@@ -430,8 +428,7 @@ def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> 
         ConversionError: ONNX Runtime refuses the file, or runs with other settings.
     """
     start = time.perf_counter()
-    is_gpu = runtime.hardware_class.startswith("gpu")
-    provider = GPU_PROVIDER if is_gpu else CPU_PROVIDER
+    provider = GPU_PROVIDER if runtime.hardware_class.startswith("gpu") else "CPUExecutionProvider"
     options = ort.SessionOptions()
     options.intra_op_num_threads = runtime.threads
     options.inter_op_num_threads = 1

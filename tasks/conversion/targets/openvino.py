@@ -33,11 +33,9 @@ from tasks.kernel.errors import ArtifactError, ConversionError, StorageError
 from tasks.kernel.files import scratch_folder
 
 MODEL_FILE = "model.xml"
-MODEL_NAME = "falaj"
 DEVICE = "CPU"
 LAYERS = ("MatMul", "Convolution")
 """OpenVINO operations to quantise; all others, as the encoding of raw numbers, stay in floats."""
-_COUNTED_NAME = re.compile(r"[A-Za-z]+_\d+")
 _FRONTEND_FAILURES = (
     "GeneralFailure",
     "InitializationFailure",
@@ -116,7 +114,11 @@ def save_ir(model: Any, folder: Path, provenance: Mapping[str, str]) -> None:
     ov = without_reporting("openvino")
     for name, value in sorted(provenance.items()):
         model.set_rt_info(value, [PROVENANCE_PREFIX, name])
-    _name_by_position(model)
+    # Names that OpenVINO counts up in a process are replaced: equal models are equal files then.
+    model.set_friendly_name("falaj")
+    for position, operation in enumerate(model.get_ordered_ops()):
+        if re.fullmatch(r"[A-Za-z]+_\d+", operation.get_friendly_name()):
+            operation.set_friendly_name(f"{operation.get_type_name()}_{position}")
     try:
         ov.save_model(model, folder / MODEL_FILE, compress_to_fp16=False)
     except RuntimeError as exc:
@@ -124,14 +126,6 @@ def save_ir(model: Any, folder: Path, provenance: Mapping[str, str]) -> None:
             f"{folder}: OpenVINO could not write the model ({first_line_of(exc)}); expected a "
             "writable folder with free space. Free space and run again, finished stages are kept"
         ) from exc
-
-
-def _name_by_position(model: Any) -> None:
-    """Replace names that OpenVINO counts up in a process: equal models are equal files then."""
-    model.set_friendly_name(MODEL_NAME)
-    for position, operation in enumerate(model.get_ordered_ops()):
-        if _COUNTED_NAME.fullmatch(operation.get_friendly_name()):
-            operation.set_friendly_name(f"{operation.get_type_name()}_{position}")
 
 
 def read_ir(folder: Path) -> Any:

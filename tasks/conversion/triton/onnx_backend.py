@@ -34,17 +34,13 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer all requests with one call of the model."""
-        arrays = [[_array(request, name) for name in self._inputs] for request in requests]
+        found = pb_utils.get_input_tensor_by_name
+        arrays = [[found(each, name).as_numpy() for name in self._inputs] for each in requests]
         together = [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
         results = self._session.run(self._outputs, dict(zip(self._inputs, together, strict=True)))
         ends = np.cumsum([len(request[0]) for request in arrays])[:-1]
         parts = zip(*(np.split(result, ends) for result in results), strict=True)
-        return [self._response(answer) for answer in parts]
-
-    def _response(self, answer: tuple[Any, ...]) -> Any:
-        named = zip(self._outputs, answer, strict=True)
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, part) for name, part in named])
-
-
-def _array(request: Any, name: str) -> Any:
-    return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+        return [
+            pb_utils.InferenceResponse(list(map(pb_utils.Tensor, self._outputs, answer)))
+            for answer in parts
+        ]

@@ -82,13 +82,11 @@ def write_repository(job: ConversionJob, variant: ModelVariant) -> TritonReposit
         }
         home = folder.path / FOLDER / name
         _copy_model(job, variant, home)
-        text = _config_of(job, variant, warmup)
-        (home / CONFIG_FILE).write_text(text, encoding="utf-8")
+        (home / CONFIG_FILE).write_text(_config_of(job, variant, warmup), encoding="utf-8")
         (home / WARMUP_FOLDER).mkdir()
         for input_name, row in warmup.items():
             (home / WARMUP_FOLDER / input_name).write_bytes(row.tobytes())
-        files = folder.artifact(FOLDER)
-        return TritonRepository(files=files, model=name, models=(name,))
+        return TritonRepository(files=folder.artifact(FOLDER), model=name, models=(name,))
 
     return job.store.build_once(KIND, key, TritonRepository, build)
 

@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 READ_TOGETHER = 16
 """Columns of a window in memory at once."""
-PREDICTION = "prediction"
 SCORE, PREDICTED = "score", "predicted"
 
 
@@ -86,7 +85,16 @@ def compare_windows(
         WindowError: a window has too few days to judge.
         ArtifactError: an artifact is absent or damaged.
     """
-    _check_same_origin(current, current_window, scored_reference, scored_current)
+    programs = scored_reference.program_sha256, scored_current.program_sha256
+    snapshots = current.snapshot.data.sha256, scored_current.snapshot_sha256
+    spans = current_window, scored_current.window
+    if any(one != other for one, other in (programs, snapshots, spans)):
+        raise DataContractError(
+            f"the rows in question are of {current_window} in snapshot {snapshots[0][:12]}, their "
+            f"scores of {spans[1]} in {snapshots[1][:12]} by program "
+            f"{programs[1][:12]}, those of the reference by {programs[0][:12]}; expected these "
+            "rows, scored by the same model"
+        )
     columns = reference.snapshot.columns
     if seen is None:
         windows = open_windows(reference, reference_window, current, current_window, config, store)
@@ -127,23 +135,6 @@ def compare_windows(
             scored_current.scores,
         ),
     )
-
-
-def _check_same_origin(
-    current: ValidatedDataset,
-    window: TimeWindow,
-    scored_reference: ScoredWindow,
-    scored_current: ScoredWindow,
-) -> None:
-    programs = scored_reference.program_sha256, scored_current.program_sha256
-    snapshots = current.snapshot.data.sha256, scored_current.snapshot_sha256
-    windows = window, scored_current.window
-    if any(one != other for one, other in (programs, snapshots, windows)):
-        raise DataContractError(
-            f"the rows in question are of {window} in snapshot {snapshots[0][:12]}, their scores "
-            f"of {windows[1]} in {snapshots[1][:12]} by program {programs[1][:12]}, those of the "
-            f"reference by {programs[0][:12]}; expected these rows, scored by the same model"
-        )
 
 
 def open_windows(
@@ -238,7 +229,7 @@ def _prediction(
     else:
         histogram = count_numbers(before.numbers(SCORE), now.numbers(SCORE))
     (change,) = measure_changes([histogram], *_draws(before, now))
-    return _feature(PREDICTION, histogram, change, config)
+    return _feature("prediction", histogram, change, config)
 
 
 def _draws(reference: WindowColumns, current: WindowColumns) -> tuple[BlockDraws, BlockDraws]:
@@ -294,8 +285,7 @@ def examine_numbers(name: str, windows: Windows) -> ExaminedColumn:
     guess = fault_rules.find_unit_change(
         fault_rules.largest_day_step(before), fault_rules.largest_day_step(*lead_in, now)
     )
-    histogram = count_numbers(before, now)
-    return _examined(name, histogram, windows, before.values, now.values, guess)
+    return _examined(name, count_numbers(before, now), windows, before.values, now.values, guess)
 
 
 def examine_categories(name: str, windows: Windows) -> ExaminedColumn:

@@ -197,8 +197,7 @@ def count_categories(
     bins = {name: min(rank, other) for rank, name in enumerate(ranked, start=1)}
 
     def count(window: WindowColumns, column: Categories) -> Float64Array:
-        numbers = column.numbered(bins, default=other + 1)
-        bins_of_rows = np.nan_to_num(numbers, nan=MISSING_BIN)
+        bins_of_rows = np.nan_to_num(column.numbered(bins, default=other + 1), nan=MISSING_BIN)
         return _count_by_day(window.num_days, window.days, bins_of_rows, other + 2)
 
     counts = count(*current)

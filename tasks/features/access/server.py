@@ -56,7 +56,6 @@ REQUIRED = {
     "audience": "FALAJ_OIDC_AUDIENCE",
     "issuer": "FALAJ_OIDC_ISSUER",
 }
-REGISTRY_TTL_S = 10
 EXIT_REFUSED = 2
 REFUSED_TOKENS_PAUSE_S = 1.0
 NOBODY = Permission(name="nobody", policy=RoleBasedPolicy(roles=[]))
@@ -153,7 +152,7 @@ def guard_server(store: FeatureStore) -> None:
 
 def online_app(store: GuardedFeatureStore) -> FastAPI:
     """Feast's application without the paths that are not guarded."""
-    app: FastAPI = get_app(store, registry_ttl_sec=REGISTRY_TTL_S)
+    app: FastAPI = get_app(store, registry_ttl_sec=10)
     app.router.routes = [r for r in app.router.routes if getattr(r, "path", "") in SERVED_PATHS]
     app.add_exception_handler(FeastError, _answer_feast_error)
     app.add_exception_handler(FalajError, _answer_our_error)

@@ -59,17 +59,10 @@ class GuardedFeatureStore(FeatureStore):
         super().__init__(config=config)
         self.home, self.repo = home, Path(config.repo_path or ".")
         with file_lock(home / "feast" / "opening.lock"):
-            self._open_registry()
-
-    def _open_registry(self) -> None:
-        """Open it, which makes its tables where there are none.
-
-        Two that open an empty database at once both try; the second finds what the first made.
-        """
-        try:
-            _ = self.registry
-        except (IntegrityError, ProgrammingError):
-            _ = self.registry
+            try:  # opening it makes its tables where there are none
+                _ = self.registry
+            except (IntegrityError, ProgrammingError):  # somebody else has just made them
+                _ = self.registry
 
     def apply(self, *arguments: Any, **options: Any) -> None:
         """Register definitions; one process at a time, on top of what the others registered.
@@ -202,7 +195,13 @@ def open_store(
         TransientError: the registry cannot be reached.
     """
     described = read_profile(home, repo)
-    _check_owner(home, described["project"])
+    project = described["project"]
+    owner = read_json(home / "feast" / "applied.json").get("project", project)
+    if owner != project:
+        raise ConfigurationError(
+            f"state folder {home} belongs to project {owner}, and the feature repository is of "
+            f"project {project}; set FALAJ_HOME to a folder of its own. Nothing was opened"
+        )
     if tables_path:
         described["offline_store"]["tables_path"] = str(tables_path)
     if auth:
@@ -234,15 +233,6 @@ def _damaged(registry: Mapping[str, Any], exc: DatabaseError) -> str:
         f"{place} cannot be read ({exc.orig}); expected a whole database with the feature "
         f"definitions; {remedy}. Nothing was opened"
     )
-
-
-def _check_owner(home: Path, project: str) -> None:
-    owner = read_json(home / "feast" / "applied.json").get("project", project)
-    if owner != project:
-        raise ConfigurationError(
-            f"state folder {home} belongs to project {owner}, and the feature repository is of "
-            f"project {project}; set FALAJ_HOME to a folder of its own. Nothing was opened"
-        )
 
 
 def apply_definitions(
@@ -328,16 +318,15 @@ def table_columns(store: FeatureStore, source: FileSource) -> set[str]:
 def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definition]:
     """What is registered and no longer defined, except what a kept version still reads."""
     kept = {(type(o).__name__, o.name) for o in objects}
-    registered = [
-        *store.list_feature_services(),
-        *store.list_feature_views(),
-        *store.list_data_sources(),
-        *store.list_entities(),
-        *store.list_permissions(),
-    ]
     return [
         o
-        for o in registered
+        for o in [
+            *store.list_feature_services(),
+            *store.list_feature_views(),
+            *store.list_data_sources(),
+            *store.list_entities(),
+            *store.list_permissions(),
+        ]
         if (type(o).__name__, o.name) not in kept
         and not o.name.startswith("__")
         and not is_kept(store, o)

@@ -324,7 +324,8 @@ class _Answers(NamedTuple):
         found: list[ParityDifference] = []
         differing = null = 0
         for feature in view.features if rows.size else ():
-            left = _take(self.online.columns[feature.output], rows)
+            left: Any = self.online.columns[feature.output]
+            left = [left[row] for row in rows] if isinstance(left, list) else left[rows]
             right = retrieved_column(self.offline, view, feature).take(pa.array(rows))
             equal, is_null = equal_values(left, right, feature.value_type)
             differing += int((~equal).sum())
@@ -355,10 +356,6 @@ class _Answers(NamedTuple):
             offline_event_time=entity.event_time,
             moment=entity.moment,
         )
-
-
-def _take(column: Any, rows: NDArray[np.intp]) -> Any:
-    return [column[row] for row in rows] if isinstance(column, list) else column[rows]
 
 
 def _report(
@@ -443,8 +440,7 @@ def equal_values(
         for ours, theirs in zip(online, offline.to_pylist(), strict=True)
     ]
     same = np.array([_is_same(ours, theirs) for ours, theirs in pairs], bool)
-    null = np.array([ours is None and theirs is None for ours, theirs in pairs], bool)
-    return same, null
+    return same, np.array([ours is None and theirs is None for ours, theirs in pairs], bool)
 
 
 def as_text(value: Any) -> str | None:

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts import data
-from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import FeatureRanking, SingleFeature
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import names, parquet, sql_name, sql_text
@@ -105,7 +104,9 @@ class SingleScores:
         self.measure = data.R2_NAME if self.is_number else data.AUC_NAME
         times = self._read(columns.event_time).dt.tz_convert("UTC")
         labels = self._read(self.label).to_numpy(np.float64)
-        self.train, self.test = (_inside(times, w) for w in (splits.train, splits.test))
+        self.train, self.test = (
+            ((times >= w.start) & (times < w.end)).to_numpy() for w in (splits.train, splits.test)
+        )
         self._of_train, self._of_test = labels[self.train], labels[self.test]
         self.numbered = f"read_parquet({sql_text(self.path)}, file_row_number = true)"
 
@@ -131,8 +132,7 @@ class SingleScores:
             # Of several classes the mean of what it tells of each, as a model is judged.
             classes = range(len(self.columns.classes)) or (1,)
             return float(np.mean([self._auc(bins, number) for number in classes]))
-        predicted = _means(bins[self.train], self._of_train)[bins[self.test]]
-        scores = [self._r2(predicted)]
+        scores = [self._r2(_means(bins[self.train], self._of_train)[bins[self.test]])]
         if not is_text:
             scores.append(self._linear(values.to_numpy(np.float64, na_value=np.nan)))
         return max(scores)
@@ -223,10 +223,6 @@ def _earlier_in_table(
         ).df()["earlier"]
 
 
-def _inside(times: pd.Series[Any], window: TimeWindow) -> Mask:
-    return ((times >= window.start) & (times < window.end)).to_numpy()
-
-
 def _text_bins(values: pd.Series[Any], train: Mask) -> NDArray[np.intp]:
     known = pd.Index(values[train].dropna().unique())
     return np.where((place := known.get_indexer(values)) < 0, len(known), place).astype(np.intp)
@@ -235,12 +231,10 @@ def _text_bins(values: pd.Series[Any], train: Mask) -> NDArray[np.intp]:
 def _number_bins(values: pd.Series[Any], train: Mask) -> NDArray[np.intp]:
     numbers = values.to_numpy(np.float64, na_value=np.nan)
     known = numbers[train & np.isfinite(numbers)]
-    cuts = np.unique(known if len(known) <= NUM_BINS else np.quantile(known, _SHARES))
+    few = len(known) <= NUM_BINS
+    cuts = np.unique(known if few else np.quantile(known, np.linspace(0, 1, NUM_BINS + 1)))
     bins = np.searchsorted(cuts, numbers, side="right")
     return np.where(np.isnan(numbers), len(cuts) + 1, bins).astype(np.intp)
-
-
-_SHARES = np.linspace(0, 1, NUM_BINS + 1)
 
 
 def _means(bins: NDArray[np.intp], labels: Floats) -> Floats:

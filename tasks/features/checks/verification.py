@@ -27,7 +27,7 @@ from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
 from tasks.features.access.profile import read_profile
 from tasks.features.access.store import GuardedFeatureStore, quiet
 from tasks.features.checks.report import SnapshotVerification
-from tasks.features.config import FeatureConfig, recorded_config
+from tasks.features.config import recorded_config
 from tasks.features.entities import write_entities
 from tasks.features.offline.duck import parquet
 from tasks.features.snapshot import DATA_FILE, retrieve
@@ -95,10 +95,15 @@ def verify_snapshot(snapshot: FeatureSnapshot, settings: Settings) -> SnapshotVe
     needed = (pins.evidence, *(ref.artifact for ref in (*tables.raw, *tables.tables)))
     if lost := [artifact.uri for artifact in needed if not store.holds(artifact)]:
         return _not_rebuilt(snapshot, f"{', '.join(lost)} cannot be read as it was")
-    described = (store.path(pins.evidence) / CONFIGURATION).read_text(encoding="utf-8")
-    config = recorded_config(described)
+    evidence = store.path(pins.evidence)
+    config = recorded_config((evidence / CONFIGURATION).read_text(encoding="utf-8"))
+    definitions = json.loads((evidence / DEFINITIONS).read_text())
     with scratch_folder(".verify", store.root) as scratch:
-        rebuilt = _rebuild(snapshot, pins, tables, config, settings, scratch)
+        frame, rebuilt = scratch / "entities.parquet", scratch / DATA_FILE
+        # The evidence is laid out like a repository: SQL files bear the configuration's names.
+        write_entities(tables, snapshot.window, config, evidence, store, frame)
+        feast = _private_store(definitions, settings, features_folder(tables, store), scratch)
+        retrieve(feast, feast.list_feature_services()[0], config.training_set, frame, rebuilt)
         digest = digest_of(rebuilt)
         differences: tuple[str, ...] = ()
         if digest != (snapshot.retrieved_sha256 or snapshot.data.sha256):
@@ -132,26 +137,6 @@ def _find_tables(snapshot: FeatureSnapshot, store: ArtifactStore) -> FeatureTabl
         return {ref.artifact.sha256 for ref in (*tables.raw, *tables.tables)} == pinned
 
     return max(alike, key=is_pinned, default=None)
-
-
-def _rebuild(
-    snapshot: FeatureSnapshot,
-    pins: SnapshotPins,
-    tables: FeatureTables,
-    config: FeatureConfig,
-    settings: Settings,
-    scratch: Path,
-) -> Path:
-    store = settings.store
-    evidence = store.path(pins.evidence)
-    frame, target = scratch / "entities.parquet", scratch / DATA_FILE
-    # The evidence is laid out like a repository: its SQL files bear the names of the configuration.
-    write_entities(tables, snapshot.window, config, evidence, store, frame)
-    definitions = json.loads((evidence / DEFINITIONS).read_text())
-    feast = _private_store(definitions, settings, features_folder(tables, store), scratch)
-    service = feast.list_feature_services()[0]
-    retrieve(feast, service, config.training_set, frame, target)
-    return target
 
 
 def _private_store(

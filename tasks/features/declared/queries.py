@@ -18,7 +18,6 @@ from tasks.features.declared.aggregates import FUNCTIONS, Aggregate, interval, s
 from tasks.features.offline.duck import sql_name, sql_text
 from tasks.kernel.errors import ConfigurationError
 
-OF_ITS_OWN_TYPE = ("min", "max", "first", "last")
 ADDED = ("label_of_row", "label_is_known")
 """Columns that only a compiled query sees."""
 
@@ -128,7 +127,7 @@ def _value(
     value = f"{function} OVER {window}"
     if aggregate.function == "time_since_last":
         value = f"epoch({time} - {value}) / 3600"
-    if aggregate.function not in OF_ITS_OWN_TYPE:
+    if aggregate.function not in ("min", "max", "first", "last"):
         return f"({value})::FLOAT"
     is_yes_or_no = (config.columns_of(table.source) or {}).get(aggregate.expression) == "BOOLEAN"
     return f"({value})::VARCHAR" if is_yes_or_no else value

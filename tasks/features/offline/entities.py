@@ -127,7 +127,13 @@ def check_names(columns: Iterable[str], where: str) -> None:
 
 def _readable(con: duckdb.DuckDBPyConnection, given: pd.DataFrame | str) -> str:
     if isinstance(given, str):
-        return _one_select(con, given)
+        statements = con.extract_statements(given)
+        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+            raise FeatureStoreError(
+                f"the entity query has {len(statements)} statements or is no SELECT; expected one "
+                "SELECT of DuckDB. Nothing was run"
+            )
+        return str(statements[0].query)
     check_names((str(column) for column in given.columns), "the entity frame")
     try:
         table = pa.Table.from_pandas(given, preserve_index=False)
@@ -137,16 +143,6 @@ def _readable(con: duckdb.DuckDBPyConnection, given: pd.DataFrame | str) -> str:
         ) from exc
     con.register("given", table)
     return "SELECT * FROM given"
-
-
-def _one_select(con: duckdb.DuckDBPyConnection, text: str) -> str:
-    statements = con.extract_statements(text)
-    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        raise FeatureStoreError(
-            f"the entity query has {len(statements)} statements or is no SELECT; expected one "
-            "SELECT of DuckDB. Nothing was run"
-        )
-    return str(statements[0].query)
 
 
 def _event_time(columns: dict[str, str]) -> str:

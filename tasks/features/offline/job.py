@@ -140,8 +140,7 @@ class AsofRetrievalJob(RetrievalJob):
     def _complete(self, order: Sequence[str] = ()) -> Iterator[pa.RecordBatchReader]:
         """The result, on-demand features included."""
         if self.on_demand_feature_views:
-            table = self.to_arrow().sort_by([(column, "ascending") for column in order])
-            yield table.to_reader()
+            yield self.to_arrow().sort_by([(column, "ascending") for column in order]).to_reader()
             return
         with self._open(order) as (reader, _):
             yield reader

@@ -40,7 +40,6 @@ from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.files import replacing, scratch_folder
 from tasks.kernel.settings import Settings
 
-PIN = re.compile(r"@v\d+:")
 READ_PARQUET = re.compile(r"read_parquet\('([^'`]+)'\)")
 
 
@@ -79,7 +78,7 @@ class GuardedSparkOfflineStore(SparkOfflineStore):
         job = SparkOfflineStore.get_historical_features(
             config,
             [_on_spark(view, config) for view in feature_views],
-            [PIN.sub(":", ref) for ref in feature_refs],
+            [re.sub(r"@v\d+:", ":", ref) for ref in feature_refs],
             entity_df,
             registry,
             project,

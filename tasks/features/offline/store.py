@@ -86,7 +86,12 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
             FeatureStoreError: there is no entity frame, or a view lacks its keys; all else is
                 raised when the job runs.
         """
-        _check_naive_times(config, entity_df)
+        refused = config.offline_store.naive_times == "refuse"
+        if refused and config.coerce_tz_aware and isinstance(entity_df, pd.DataFrame):
+            raise ConfigurationError(
+                "the offline store is to refuse times without a time zone, but Feast makes them "
+                "UTC before it sees them; set coerce_tz_aware: false in feature_store.yaml"
+            )
         if not feature_views or entity_df is None:
             raise FeatureStoreError(
                 "a retrieval needs a feature view and an entity frame, which says for whom and for "
@@ -267,12 +272,3 @@ def _batches(rows: pl.LazyFrame) -> Iterator[pa.RecordBatch]:
     first = next(frames, None)
     yield as_arrow(rows.clear().collect() if first is None else first)
     yield from map(as_arrow, frames)
-
-
-def _check_naive_times(config: RepoConfig, entity_df: pd.DataFrame | str | None) -> None:
-    refused = config.offline_store.naive_times == "refuse"
-    if refused and config.coerce_tz_aware and isinstance(entity_df, pd.DataFrame):
-        raise ConfigurationError(
-            "the offline store is to refuse times without a time zone, but Feast makes them UTC "
-            "before it sees them; set coerce_tz_aware: false in feature_store.yaml"
-        )

@@ -240,9 +240,7 @@ def _delimited(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray |
     return delimited(_tag(value_type), column) if fits(column.type) else None
 
 
-Native = Callable[[pa.Array, ValueType], pa.LargeBinaryArray | None]
-
-_LAYOUTS: dict[ValueType, Native] = {
+_LAYOUTS: dict[ValueType, Callable[[pa.Array, ValueType], pa.LargeBinaryArray | None]] = {
     ValueType.FLOAT: _floats,
     ValueType.DOUBLE: _floats,
     **dict.fromkeys((ValueType.INT32, ValueType.INT64, ValueType.BOOL), _whole),

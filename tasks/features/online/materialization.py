@@ -62,7 +62,9 @@ def materialize(
         FeatureStoreError: fewer entities were written than there are. The watermark did not move.
         TransientError: the online store did not answer or was locked.
     """
-    _check_window(window)
+    if window.end <= window.start:  # a window can be made without its own check
+        raise WindowError(f"window {window} is empty or reversed. Nothing was touched")
+    window.check_not_in_future(datetime.now(UTC))
     home, repo = settings.features_home, settings.feature_repo
     done = ledgers.online_views(tables, window, home, repo)
     if done is not None:
@@ -83,8 +85,7 @@ def materialize(
         for view in sorted(feast.list_feature_views(), key=lambda v: v.name)
         if view.online
     )
-    last = until - timedelta(microseconds=1)
-    write_earlier_versions(feast, since, last, config.earlier_versions)
+    write_earlier_versions(feast, since, until - timedelta(microseconds=1), config.earlier_versions)
     versions.publish_services(feast)  # before the ledger: a run killed in between does it again
     token = ledgers.read_token(home, repo)
     if token is None:  # a store of nobody: two installations that share one keep the first token
@@ -103,8 +104,7 @@ def _changed_since(
     """
     known = ledger.sources if ledger else {}
     changed = [name for name, digest in tables.sources.items() if known.get(name) != digest]
-    starts = [datetime.fromisoformat(name.split("/")[0]) for name in changed]
-    return min([window.start, *starts])
+    return min([window.start, *[datetime.fromisoformat(name.split("/")[0]) for name in changed]])
 
 
 def _reach(
@@ -164,12 +164,6 @@ def _materialize_view(
         definition=versions.view_digest(view),
         table=view.batch_source.path,
     )
-
-
-def _check_window(window: TimeWindow) -> None:
-    if window.end <= window.start:  # a window can be made without its own check
-        raise WindowError(f"window {window} is empty or reversed. Nothing was touched")
-    window.check_not_in_future(datetime.now(UTC))
 
 
 def _engine(feast: FeatureStore) -> VectorComputeEngine:
@@ -333,8 +327,7 @@ def forget_values(
     found: dict[str, int] = {}
     with provider.recorded("forget", subject, entities="one" if key else "all"):
         for name, view in views.items():
-            keys = [_packed(view, key)] if key else None
-            meant = Removal(keys=keys, features=features or None)
+            meant = Removal(keys=[_packed(view, key)] if key else None, features=features or None)
             found[name] = max(
                 provider.online_store.remove_values(feast.config, each, meant)
                 for each in _versions(feast, view)

@@ -133,7 +133,11 @@ def plan_read(store: FeatureStore, service: FeatureService, config: OnlineConfig
             f"({', '.join(v.name for v in on_demand)}); only stored values are served here. "
             "Write those features when materializing, or read through Feast"
         )
-    named = _distinct_names(views)
+    plain = [view.projection.name_alias or view.projection.name for view in views]
+    named = [  # with its version only where a service reads two versions of one view
+        view.projection.name_to_use() if plain.count(name) > 1 else name
+        for view, name in zip(views, plain, strict=True)
+    ]
     if unknown := sorted(config.view_policies.keys() - set(named)):
         raise ConfigurationError(
             f"features.online.view_policies names {', '.join(unknown)}, which feature service "
@@ -159,28 +163,15 @@ def plan_read(store: FeatureStore, service: FeatureService, config: OnlineConfig
         )
         for position, (view, name) in enumerate(zip(views, named, strict=True))
     )
-    _check_outputs(service, planned)
-    return ReadPlan(
-        service=service.name, project=store.project, views=planned, groups=_group(planned)
-    )
-
-
-def _distinct_names(views: Sequence[FeatureView]) -> list[str]:
-    """Name of each view without its version, except where a service reads two versions of one."""
-    plain = [view.projection.name_alias or view.projection.name for view in views]
-    return [
-        view.projection.name_to_use() if plain.count(name) > 1 else name
-        for view, name in zip(views, plain, strict=True)
-    ]
-
-
-def _check_outputs(service: FeatureService, views: tuple[PlannedView, ...]) -> None:
-    outputs = [feature.output for view in views for feature in view.features]
+    outputs = [feature.output for view in planned for feature in view.features]
     if repeated := sorted({name for name in outputs if outputs.count(name) > 1}):
         raise ConfigurationError(
             f"feature service {service.name} would give two columns named {', '.join(repeated)}; "
             "rename a view"
         )
+    return ReadPlan(
+        service=service.name, project=store.project, views=planned, groups=_group(planned)
+    )
 
 
 def _group(views: tuple[PlannedView, ...]) -> tuple[KeyGroup, ...]:

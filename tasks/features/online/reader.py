@@ -85,8 +85,14 @@ class OnlineReader:
         found = self._backend.fetch([key.distinct for key in keys])
         values, event_us = self._decoder.decode(found, [key.row_to_key for key in keys])
         age_s = answer.age_of(moments_us, event_us)
-        state = self._states(moments_us, event_us)
-        self._count(state)
+        state = np.zeros(event_us.shape, np.uint8)
+        state[event_us < moments_us - self._ttl_us] = answer.Freshness.STALE
+        state[event_us > moments_us + self._tolerance_us] = answer.Freshness.AHEAD
+        state[event_us == answer.NEVER] = answer.Freshness.MISSING
+        cells = np.arange(len(self._names))[:, None] * len(answer.LABELS) + state
+        counted = np.bincount(cells.ravel(), minlength=self._counts.size)
+        with self._lock:
+            self._counts += counted.reshape(self._counts.shape)
         self._apply_policies(state, values)
         return answer.OnlineAnswer(
             service=self.plan.service,
@@ -141,21 +147,6 @@ class OnlineReader:
                 f"the key columns of a request differ in length: {lengths}. Nothing was read"
             )
         return next(iter(lengths.values()), 0)
-
-    def _states(
-        self, moments_us: NDArray[np.int64], event_us: NDArray[np.int64]
-    ) -> NDArray[np.uint8]:
-        state = np.zeros(event_us.shape, np.uint8)
-        state[event_us < moments_us - self._ttl_us] = answer.Freshness.STALE
-        state[event_us > moments_us + self._tolerance_us] = answer.Freshness.AHEAD
-        state[event_us == answer.NEVER] = answer.Freshness.MISSING
-        return state
-
-    def _count(self, state: NDArray[np.uint8]) -> None:
-        cells = np.arange(len(self._names))[:, None] * len(answer.LABELS) + state
-        counted = np.bincount(cells.ravel(), minlength=self._counts.size)
-        with self._lock:
-            self._counts += counted.reshape(self._counts.shape)
 
     def _apply_policies(self, state: NDArray[np.uint8], values: dict[str, answer.Column]) -> None:
         if not state.any():  # all fresh

@@ -56,8 +56,7 @@ def _script(name: str) -> str:
 @cache
 def _digest_of_write() -> bytes:
     """By which the server finds the program that it was given."""
-    content = _script("write.lua").encode()
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest().encode()
+    return hashlib.sha1(_script("write.lua").encode(), usedforsecurity=False).hexdigest().encode()
 
 
 class NewerWinsRedisOnlineStoreConfig(RedisOnlineStoreConfig):
@@ -194,8 +193,7 @@ def key_pattern(join_keys: Sequence[str], project: bytes) -> bytes:
 
 
 def _stored_name(config: RepoConfig, view: FeatureView) -> str:
-    versioned = config.registry.enable_online_feature_view_versioning
-    return str(compute_versioned_name(view, versioned))
+    return str(compute_versioned_name(view, config.registry.enable_online_feature_view_versioning))
 
 
 def _target(
@@ -306,7 +304,9 @@ def _grouped(
     key_ends, key_data = encoding.contents(encoding.join_parts(_bulk(keys), len(keys)))
     value_ends, value_data = encoding.contents(values)
     key_bytes, value_bytes = memoryview(key_data.data), memoryview(value_data.data)
-    fields = _fields(target)
+    settings = [target.ttl_s, target.origin.began_us, target.origin.end_us, len(target.fields) + 1]
+    names = (target.time_field, *target.fields.values())
+    fields = _words([*(b"%d" % number for number in settings), *names])
     data: list[bytes | memoryview] = []
     starts = range(0, len(keys), num_rows)
     for start in starts:
@@ -324,12 +324,6 @@ def _head(target: _Target, num_keys: int) -> bytes:
     width = len(target.fields) + 1
     words = [b"EVALSHA", _digest_of_write(), b"%d" % num_keys]
     return b"*%d\r\n" % (len(words) + 4 + width + num_keys * (1 + width)) + _words(words)
-
-
-def _fields(target: _Target) -> bytes:
-    count = len(target.fields) + 1
-    settings = [target.ttl_s, target.origin.began_us, target.origin.end_us, count]
-    return _words([*(b"%d" % s for s in settings), target.time_field, *target.fields.values()])
 
 
 def _words(words: Sequence[bytes]) -> bytes:

@@ -18,8 +18,6 @@ from tasks.kernel.errors import FeatureStoreError
 KEYS_PER_QUERY = 500
 """SQLite allows 32,766 parameters; statements of one size are prepared once and kept."""
 
-STATEMENTS_KEPT = 2 * KEYS_PER_QUERY
-
 
 @dataclass
 class _OpenFile:
@@ -69,8 +67,7 @@ class SqliteBackend(OnlineBackend):
             found = opened.connection.execute(
                 f"SELECT DISTINCT entity_key FROM {self._table(view)} ORDER BY entity_key"
             ).fetchall()
-        some = found[:: max(len(found) // count, 1)][:count]
-        return [key_values(key) for (key,) in some]
+        return [key_values(key) for (key,) in found[:: max(len(found) // count, 1)][:count]]
 
     def close(self) -> None:
         """See `OnlineBackend`."""
@@ -85,7 +82,10 @@ class SqliteBackend(OnlineBackend):
             FeatureStoreError: it is absent, damaged, or lacks a view.
         """
         with self._breaker.attempt(), self._explained(), self._pool.lend() as opened:
-            self._follow_file(opened)
+            if opened.inode != self._inode():
+                opened.connection.close()
+                again = self._open()
+                opened.connection, opened.inode = again.connection, again.inode
             yield opened
 
     @contextmanager
@@ -118,19 +118,13 @@ class SqliteBackend(OnlineBackend):
             timeout=self._config.timeout_s,
             isolation_level=None,
             check_same_thread=False,  # lent to one thread at a time
-            cached_statements=STATEMENTS_KEPT,
+            cached_statements=2 * KEYS_PER_QUERY,
         )
         return _OpenFile(connection, inode)
 
     def _inode(self) -> tuple[int, int]:
         found = self._path.stat()
         return found.st_dev, found.st_ino
-
-    def _follow_file(self, opened: _OpenFile) -> None:
-        if opened.inode != self._inode():
-            opened.connection.close()
-            again = self._open()
-            opened.connection, opened.inode = again.connection, again.inode
 
     def _table(self, view: int) -> str:
         return sql_name(f"{self._plan.project}_{self._plan.views[view].stored_name}")
@@ -169,12 +163,11 @@ def _fill(
 ) -> None:
     """Put the cells of one view into the rows of their keys."""
     for batch in chunks(keys, KEYS_PER_QUERY):
-        asked = connection.execute(
+        for key, feature, value, moment in connection.execute(
             f"SELECT entity_key, feature_name, value, event_us FROM {view.table} "
             f"WHERE entity_key IN ({','.join('?' * len(batch))})",
             batch,
-        )
-        for key, feature, value, moment in asked:
+        ):
             column = view.by_feature.get(feature)
             if column is not None:
                 row = rows[key]

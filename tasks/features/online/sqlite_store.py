@@ -53,7 +53,6 @@ CACHE_KIB = 128 * 1024
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB after which the log is written back: seldom enough to write each page once."""
 
-MAX_INTEGER = 2**63 - 1
 COLUMNS = ("event_us", "created_us", "origin_us")
 
 
@@ -124,8 +123,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
                 if not connection.in_transaction:
                     connection.execute("BEGIN IMMEDIATE")
                     begun = time.monotonic()
-                changed = _upsert(connection, name, rows, origin)
-                written += -(-changed // max(len(rows.features), 1))
+                written += -(-_upsert(connection, name, rows, origin) // max(len(rows.features), 1))
                 if time.monotonic() - begun > TRANSACTION_S:
                     connection.execute("COMMIT")
             if connection.in_transaction:
@@ -167,8 +165,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         name = _table_id_of(config, table)
         with self._explained(config):
             connection = self._get_conn(config)
-            known = "SELECT 1 FROM sqlite_master WHERE name = ?"
-            if connection.execute(known, [name]).fetchone():
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [name]).fetchone():
                 query = f"SELECT DISTINCT entity_key FROM {_quote_id(name)}"
                 yield from (key for (key,) in connection.execute(query).fetchall())
 
@@ -234,7 +231,7 @@ def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origi
         for i, feature in enumerate(rows.features)
     )
     copied = ("value", "event_ts", "created_ts", *COLUMNS)
-    ours = origin.began_us or MAX_INTEGER  # what is pushed comes after what was written before
+    ours = origin.began_us or 2**63 - 1  # what is pushed comes after what was written before
     before = connection.total_changes
     connection.executemany(
         f"INSERT INTO {name} (entity_key, feature_name, {', '.join(copied)}) VALUES {values} "

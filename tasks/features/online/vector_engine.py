@@ -127,8 +127,7 @@ class VectorComputeEngine(LocalComputeEngine):
         behind = store.remove_values(config, view, replace(meant, count_only=True))
         if behind:
             if task.start_time > BEGINNING:
-                everything = replace(task, start_time=BEGINNING)
-                write = self._write_window(columns, everything, origin)
+                write = self._write_window(columns, replace(task, start_time=BEGINNING), origin)
             store.remove_values(config, view, meant)
         return replace(write, num_taken_back=behind)
 

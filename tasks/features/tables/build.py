@@ -125,7 +125,6 @@ def _check_times(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: Ti
 
 
 EMPTY = FeatureTables(version="0" * 32, raw=(), tables=(), sources={})
-STATIC_FILE = "static.parquet"
 LINK = Path("feature_tables") / "current"
 PUBLISHED = Path("feature_tables") / "published"
 """File with the key of the published version."""
@@ -210,8 +209,7 @@ def build_feature_tables(
             lies after the window or in the future.
     """
     landed = validated.landed
-    rules = _rules_digest(config, repo)
-    source = content_key(rules, [t.artifact.sha256 for t in landed.tables])
+    source = content_key(_rules_digest(config, repo), [t.artifact.sha256 for t in landed.tables])
     name = f"{landed.window.start.isoformat()}/{landed.window.end.isoformat()}"
     if base.sources.get(name) == source and base.handling == landed.handling:
         return base
@@ -226,11 +224,10 @@ def build_feature_tables(
             draft.compute_features(landed.window, [*base.sources, name])
             version = draft.content_digest()
         raw = tuple(draft.reference(RAW, t.name) for t in config.raw_tables)
-        tables = tuple(draft.reference(FEATURES, t.name) for t in config.feature_tables)
         return FeatureTables(
             version=version,
             raw=raw,
-            tables=tables,
+            tables=tuple(draft.reference(FEATURES, t.name) for t in config.feature_tables),
             sources={**base.sources, name: source},
             follows={ref.name: ref.artifact.sha256 for ref in base.raw},
             handling=landed.handling,
@@ -448,7 +445,7 @@ class _Draft(Queries):
         target = self.folder.path / group / name
         target.mkdir(parents=True)
         if time_column is None:
-            self._write(f"SELECT * FROM {rows}", key, target / STATIC_FILE)
+            self._write(f"SELECT * FROM {rows}", key, target / "static.parquet")
             return
         refs = self.base.raw if group == RAW else self.base.tables
         before = next((self.store.path(ref.artifact) for ref in refs if ref.name == name), None)

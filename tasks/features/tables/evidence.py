@@ -66,10 +66,11 @@ def pin(
     for name in ("tables_path", "spill_path"):
         place = str(getattr(feast.config.offline_store, name, "") or "")
         places |= {place: f"${{{name}}}", str(Path(place).resolve()): f"${{{name}}}"}
-    retrieval = _without_places(job.to_sql(), places)
+    retrieval = job.to_sql()
+    for place in sorted(filter(None, places), key=len, reverse=True):
+        retrieval = retrieval.replace(place, places[place])
     (evidence / RETRIEVAL).write_text(retrieval, encoding="utf-8")
-    definitions = _definitions(feast, service, views)
-    _write_json(evidence / DEFINITIONS, definitions)
+    _write_json(evidence / DEFINITIONS, _definitions(feast, service, views))
     spec, frame = config.training_set, frame_query(feast.repo, config)
     if not spec.sql:  # what it was compiled to then is what verifies it later
         config = config.model_copy(update={"training_set": _of_query(spec)})
@@ -194,12 +195,6 @@ def latest(
 
 def _table_pin(group: Literal["raw", "features"], ref: TableRef) -> TablePin:
     return TablePin(name=ref.name, group=group, sha256=ref.artifact.sha256, num_rows=ref.num_rows)
-
-
-def _without_places(query: str, places: dict[str, str]) -> str:
-    for place in sorted(filter(None, places), key=len, reverse=True):
-        query = query.replace(place, places[place])
-    return query
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -80,8 +80,7 @@ def named_files(system: FileSystem, path: str) -> list[FileInfo]:
     listed = system.get_file_info(FileSelector(fixed or "/", allow_not_found=True, recursive=deep))
     fits = re.compile(_expression(rest) if rest else ".*").fullmatch
     below = {info.path.removeprefix(fixed).strip("/"): info for info in listed}
-    lakes = {"Delta": r"_delta_log", "Iceberg": r"metadata/.*\.metadata\.json"}
-    for kind, log in lakes.items():
+    for kind, log in {"Delta": r"_delta_log", "Iceberg": r"metadata/.*\.metadata\.json"}.items():
         if any(re.fullmatch(log, name) for name in below):
             raise ConfigurationError(
                 f"{path} is a table of {kind}: its folder also holds rows that were deleted. Name "

@@ -37,7 +37,6 @@ DELIMITERS = ",;\t|"
 ZONE_AFTER_CLOCK = r":[0-9.]+ ?(Z|[+-]\d{2}(:?\d{2})?)$"
 LONGEST_REASON = 300
 FILE_COLUMN = "falaj_file"
-NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
@@ -374,7 +373,7 @@ def _selected(form: Form, files: Sequence[Path], own: Mapping[str, str], bound: 
         if value is None:
             folder = sql_text(f"(?:^|/){re.escape(written)}=([^/]*)/")
             said = f"url_decode(regexp_extract({FILE_COLUMN}, {folder}, 1))"
-            value = f"nullif({said}, {sql_text(NO_VALUE)})"
+            value = f"nullif({said}, {sql_text('__HIVE_DEFAULT_PARTITION__')})"
             form = replace(form, file_column=True)
         terms.append(f"{value} AS {sql_name(name)}")
     return f"SELECT {', '.join(terms)} FROM {form.relation(files)}{bound}"

@@ -57,8 +57,8 @@ def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path)
 
     held = rows.get_fragments(copies.inside_window(rows.schema, table, window))
     files = pa.table(found.get_add_actions(flatten=True)).to_pydict()
-    paths = map(unquote, files["path"])  # quoted once more than the fragments' are
-    sizes = dict(zip(paths, files["size_bytes"], strict=True))
+    # The paths are quoted once more than the fragments' are.
+    sizes = dict(zip(map(unquote, files["path"]), files["size_bytes"], strict=True))
     num_bytes = sum(sizes[fragment.path] for fragment in held)
     return copies.Source(_pinned(table, found.metadata().id, found.version(), num_bytes), bring)
 

@@ -101,8 +101,7 @@ def _land_table(
     erased: ErasedEntities | None,
 ) -> TableRef:
     relation = as_declared(con, table, source.bring(), window)
-    described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-    seen = {row[0]: row[1] for row in described}
+    seen = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}
     target = folder.path / f"{table.name}.parquet"
     read = {c: _read(table, c, kind, seen[c]) for c, kind in table.columns.items()}
     misfits = {c: f"{sql_name(c)} IS NOT NULL AND ({value}) IS NULL" for c, value in read.items()}

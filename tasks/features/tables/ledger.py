@@ -30,7 +30,6 @@ from tasks.kernel.files import digest_of
 from tasks.kernel.settings import bring, code_digest, content_key, put
 from tasks.metadata.database import held_everywhere
 
-DERIVATION = Path(__file__).parents[1] / "declared" / "definitions.py"
 SNAPSHOTS = "snapshots"
 RETRIEVAL = (
     "tasks.features.snapshot",
@@ -70,7 +69,7 @@ def definitions_digest(repo: Path) -> str:
     if not defining:
         content.append(asdict(columns.described_features(repo)))
     if columns.PERMISSIONS_FILE not in {file.name for file in files} or not defining:
-        content.append(DERIVATION)
+        content.append(Path(__file__).parents[1] / "declared" / "definitions.py")
     return content_key(content)
 
 

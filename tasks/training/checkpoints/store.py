@@ -34,7 +34,6 @@ LOGGER = logging.getLogger(__name__)
 FORMAT = 3
 STATE_NAME = "state.pt"
 MANIFEST_NAME = "manifest.json"
-FOLDER_PATTERN = re.compile(r"state-(\d{5,9})-(\d{9,15})-[0-9a-f]{8}")
 NUM_KEPT = 2
 """Complete checkpoints that are kept: the second is there should the first be damaged."""
 
@@ -130,7 +129,7 @@ class CheckpointRef(NamedTuple):
     @classmethod
     def parse(cls, name: str) -> Self | None:
         """The reference of a folder's name; None where it is no checkpoint's."""
-        match = FOLDER_PATTERN.fullmatch(name)
+        match = re.fullmatch(r"state-(\d{5,9})-(\d{9,15})-[0-9a-f]{8}", name)
         return cls(int(match[1]), int(match[2]), name) if match else None
 
     def __str__(self) -> str:
@@ -229,8 +228,7 @@ class CheckpointStore:
 
     def _whole(self, files: Set[str]) -> Iterator[CheckpointRef]:
         """Verified checkpoints, the newest first; a damaged one is logged."""
-        refs = filter(None, map(CheckpointRef.parse, _complete(files)))
-        for ref in sorted(refs, reverse=True):
+        for ref in sorted(filter(None, map(CheckpointRef.parse, _complete(files))), reverse=True):
             try:
                 self._verify(ref)
             except ArtifactError as exc:

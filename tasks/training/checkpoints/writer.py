@@ -87,8 +87,7 @@ class CheckpointWriter:
             LOGGER.debug("epoch %d, step %d: the checkpoint before is still written", epoch, step)
             return
         self._wait()
-        host_state = to_host(state, copy=self.asynchronous)
-        arguments = epoch, step, host_state, then
+        arguments = epoch, step, to_host(state, copy=self.asynchronous), then
         if self.asynchronous:
             self._last = self._executor.submit(self._write, *arguments)
         else:

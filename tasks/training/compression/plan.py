@@ -78,8 +78,7 @@ def plan_student(
         "patience": config.max_epochs,
         **{"start": "scratch", "replay_share": None},
     }
-    carried_out = {k: v for k, v in present if k in CARRIED_OUT}
-    student = was.model_copy(update={**carried_out, **asked})
+    student = was.model_copy(update={**{k: v for k, v in present if k in CARRIED_OUT}, **asked})
     _check_smaller(was, student, config)
     compression = ModelCompression(
         parent=parent.program.version,

@@ -40,18 +40,15 @@ class NumberEncoding(nn.Module):
         self.num_outputs = self.num_bins + len(preprocessing.flagged)
         # torch.export stores no empty constants without complaint, so none is made.
         if self.num_bins:
-            self._register_bins(edges)
+            owners = np.repeat(np.arange(len(edges)), [max(len(e) - 1, 0) for e in edges])
+            widths = np.concatenate([np.diff(e.astype(np.float64)) for e in edges])
+            self.register_buffer("column", torch.from_numpy(owners))
+            self.register_buffer("left", torch.from_numpy(np.concatenate([e[:-1] for e in edges])))
+            self.register_buffer("scale", torch.from_numpy((1 / widths).astype(np.float32)))
+            self.register_buffer("low", torch.from_numpy(_bounds(edges, 0)))
+            self.register_buffer("high", torch.from_numpy(_bounds(edges, -1)))
         if preprocessing.flagged:
             self.register_buffer("flagged", torch.tensor(preprocessing.flagged, dtype=torch.int64))
-
-    def _register_bins(self, edges: tuple[preprocess.Float32Array, ...]) -> None:
-        owners = np.repeat(np.arange(len(edges)), [max(len(e) - 1, 0) for e in edges])
-        widths = np.concatenate([np.diff(e.astype(np.float64)) for e in edges])
-        self.register_buffer("column", torch.from_numpy(owners))
-        self.register_buffer("left", torch.from_numpy(np.concatenate([e[:-1] for e in edges])))
-        self.register_buffer("scale", torch.from_numpy((1 / widths).astype(np.float32)))
-        self.register_buffer("low", torch.from_numpy(_bounds(edges, 0)))
-        self.register_buffer("high", torch.from_numpy(_bounds(edges, -1)))
 
     def forward(self, numeric: Tensor) -> list[Tensor]:
         """Encode float32 (rows, numbers), NaN for missing: bins, then missing indicators.
@@ -104,7 +101,11 @@ class TabularNetwork(nn.Module):
         self.category_dropout = config.category_dropout
         self.register_buffer("unknown", torch.tensor([size - 1 for size in sizes]))
         inputs = sum(table.shape[1] for table in self.tables) + self.numbers.num_outputs
-        self.perceptron = _perceptron(inputs, config, preprocessing.num_outputs)
+        layers: list[nn.Module] = []
+        for size in config.hidden_sizes:
+            layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(config.dropout)]
+            inputs = size
+        self.perceptron = nn.Sequential(*layers, nn.Linear(inputs, preprocessing.num_outputs))
 
     def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
         """Outputs, shape (rows,), or (rows, classes).
@@ -137,14 +138,6 @@ def _one_or_more(outputs: Tensor) -> Tensor:
     return outputs.squeeze(1) if outputs.shape[1] == 1 else outputs
 
 
-def _perceptron(inputs: int, config: TrainingConfig, num_outputs: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for size in config.hidden_sizes:
-        layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(config.dropout)]
-        inputs = size
-    return nn.Sequential(*layers, nn.Linear(inputs, num_outputs))
-
-
 class ScoringProgram(nn.Module):
     """The network as it is exported: raw category codes and numbers in, probability or label out.
 
@@ -166,12 +159,9 @@ class ScoringProgram(nn.Module):
         self.labels = preprocessing.labels
         tables = [table.detach().cpu() for table in network.tables]
         self.has_categories = bool(tables)
-        if tables:
-            self._register_tables(tables, preprocessing.vocabularies)
-
-    def _register_tables(
-        self, tables: list[Tensor], vocabularies: tuple[preprocess.Int32Array, ...]
-    ) -> None:
+        if not tables:
+            return
+        vocabularies = preprocessing.vocabularies
         # The first entry is no code, so it never matches: an empty vocabulary needs no other path.
         entries = np.concatenate([np.array([preprocess.NO_CODE], dtype=np.int32), *vocabularies])
         owners = np.repeat(np.arange(len(tables)), [len(v) for v in vocabularies])

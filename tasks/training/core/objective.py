@@ -140,8 +140,8 @@ class Classification(Objective):
 
     def totals(self, outputs: Tensor, labels: Tensor) -> Float64Array:
         """Two histograms of scores."""
-        scores = torch.sigmoid(outputs).nan_to_num()  # what is no number shows in the loss
-        return score_histograms(scores.numpy(), labels.numpy()).ravel()
+        # What is no number shows in the loss.
+        return score_histograms(torch.sigmoid(outputs).nan_to_num().numpy(), labels.numpy()).ravel()
 
     def quality(self, totals: Float64Array) -> dict[str, float]:
         """AUC."""

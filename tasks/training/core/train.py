@@ -352,15 +352,11 @@ class TrainingSession:
             metrics.validation_loss,
             metrics.quality,
         )
-        if self._improved():
+        # Judged by the objective's quality, not by the loss.
+        if self._best_epoch < 0 or metrics.quality > self._history[self._best_epoch].quality:
             self._best_epoch = metrics.epoch
             self._best_weights = self._averaged
         self._save()
-
-    def _improved(self) -> bool:
-        """Judged by the objective's quality, not by the loss."""
-        latest = self._history[-1]
-        return self._best_epoch < 0 or (latest.quality > self._history[self._best_epoch].quality)
 
     # What is written
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tasks.contracts.data import DatasetSchema
 from tasks.kernel.errors import ArtifactError
-from tasks.training.data.preprocess import Float32Array, Int32Array, Preprocessing
+from tasks.training.data.preprocess import Float32Array, Preprocessing
 
 Weights = Mapping[str, Tensor]
 Float64Array = NDArray[np.float64]
@@ -101,7 +101,9 @@ class _Move:
             earlier = self._old.categorical.index(name)
             old_codes = self._old.preprocessing.vocabularies[earlier]
             codes = self._new.preprocessing.vocabularies[position]
-            rows = _rows_by_code(old_codes, codes)
+            # The row of the old table for each of the new one, whose last is the unknown.
+            places, last = {int(code): row for row, code in enumerate(old_codes)}, len(old_codes)
+            rows = np.array([*(places.get(int(code), last) for code in codes), last], np.int64)
             moved = self._champion[f"tables.{earlier}"].double().numpy()[rows]
             table = self.weights[f"tables.{position}"]
             kept, self._turns[name] = _fitted_width(moved, table.shape[1])
@@ -200,13 +202,6 @@ class _Inputs:
         flagged = fitted.preprocessing.flagged
         flags = {fitted.numeric[column]: at + k for k, column in enumerate(flagged)}
         return cls(tables, bins, flags)
-
-
-def _rows_by_code(old: Int32Array, new: Int32Array) -> NDArray[np.int64]:
-    """For each row of the new table, its last one (unknown) included, the row of the old one."""
-    unknown = len(old)
-    places = {int(code): row for row, code in enumerate(old)}
-    return np.array([*(places.get(int(code), unknown) for code in new), unknown], dtype=np.int64)
 
 
 def _fitted_width(table: Float64Array, width: int) -> tuple[Float64Array, Float64Array]:

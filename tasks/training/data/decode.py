@@ -31,7 +31,6 @@ BLOCKS_PER_SHARD = 16
 DECODED_ROWS = 1 << 16
 # Column of a teacher's outputs in a snapshot that was written for one training.
 TEACHER_OUTPUT = "teacher output"
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -366,7 +365,7 @@ def check_types(schema: pa.Schema, columns: DatasetSchema) -> None:
             )
 
 
-def inside(times: pa.Array | pa.ChunkedArray, window: TimeWindow) -> BoolArray:
+def inside(times: pa.Array | pa.ChunkedArray, window: TimeWindow) -> NDArray[np.bool_]:
     """Which of some event times lie in a window; none is outside."""
     found = pc.and_(pc.greater_equal(times, window.start), pc.less(times, window.end))
     return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), dtype=np.bool_)

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DatasetSchema, DataSplits
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.kernel.errors import DataContractError, WindowError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore
@@ -147,9 +146,20 @@ def write_distillation_targets(
     field = pa.field(TEACHER_OUTPUT, pa.float32())
 
     def widen(table: pa.Table) -> pa.Table:
+        """Outputs of a row group's rows, by row id; null outside the training window."""
         nonlocal num_rows
-        column = _column_for(table, request.columns, request.splits, outputs)
-        num_rows += len(column) - column.null_count
+        columns, train = request.columns, request.splits.train
+        places = pc.index_in(table[columns.row_id], value_set=outputs[columns.row_id])
+        found = outputs[TEACHER_OUTPUT].take(places.combine_chunks())
+        is_trained = pa.array(inside(table[columns.event_time], train))
+        column = pc.if_else(is_trained, found, pa.scalar(None, pa.float32()))
+        num_known = len(column) - column.null_count
+        if num_bare := is_trained.true_count - num_known:
+            raise DataContractError(
+                f"the teacher has no score for {num_bare} of the training rows in {train}; "
+                "expected one for each. Score the training window again. Nothing was trained"
+            )
+        num_rows += num_known
         return table.append_column(field, column)
 
     _rewrite(source, target, (field,), widen)
@@ -180,20 +190,3 @@ def logits_of(probabilities: Float32Array) -> Float32Array:
     """Logits of probabilities; those of 0 and 1 are the largest that float32 tells from them."""
     wide = np.clip(probabilities.astype(np.float64), SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
     return np.log(wide / (1 - wide)).astype(np.float32)
-
-
-def _column_for(
-    table: pa.Table, columns: DatasetSchema, splits: DataSplits, outputs: pa.Table
-) -> pa.ChunkedArray:
-    """The outputs of a row group's rows, by row id; null outside the training window."""
-    places = pc.index_in(table[columns.row_id], value_set=outputs[columns.row_id])
-    found = outputs[TEACHER_OUTPUT].take(places.combine_chunks())
-    is_trained = pa.array(inside(table[columns.event_time], splits.train))
-    column = pc.if_else(is_trained, found, pa.scalar(None, pa.float32()))
-    num_bare = is_trained.true_count - (len(column) - column.null_count)
-    if num_bare:
-        raise DataContractError(
-            f"the teacher has no score for {num_bare} of the training rows in {splits.train}; "
-            "expected one for each. Score the training window again. Nothing was trained"
-        )
-    return column

@@ -123,8 +123,7 @@ def _check_labels(
     store: RowStore, job: TrainingJob, window: TimeWindow, ranks: Communicator
 ) -> int:
     """Rows of a window over all ranks; refuse a window whose labels are all equal. Collective."""
-    facts = total_facts(store, job.columns)
-    num_rows, mean, squares = label_moments(facts, ranks)
+    num_rows, mean, squares = label_moments(total_facts(store, job.columns), ranks)
     if squares <= 0:
         name = "training" if window == job.splits.train else "validation"
         raise DataContractError(

@@ -85,8 +85,7 @@ class Shuffle:
             if begin + size > first_row:
                 # A pool's own number keeps its generator apart from the one of the pieces.
                 generator = np.random.default_rng((self.seed, epoch, shard, 1 + number))
-                order = generator.permutation(size)
-                yield Pool(shard, begin, *merged_ranges(starts, stops), order)
+                yield Pool(shard, begin, *merged_ranges(starts, stops), generator.permutation(size))
             begin += size
 
 

@@ -118,8 +118,7 @@ class Commits:
             stream = io.BytesIO()
             torch.save({"number": self.number, "state": self._state}, stream)
             content = stream.getvalue()
-        size = ranks.from_rank_0(len(content))
-        received = torch.empty(size, dtype=torch.uint8)
+        received = torch.empty(ranks.from_rank_0(len(content)), dtype=torch.uint8)
         if ranks.rank == 0:
             received.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         for chunk in torch.split(received, CHUNK_BYTES):
@@ -167,10 +166,15 @@ class CheckedSteps:
         self._uncommitted_s += elapsed_s
         interval_s = max(COMMIT_INTERVAL_S, cost_s / COMMIT_SHARE)
         if regroup or leave or self._uncommitted_s >= interval_s:
-            self._commit()
+            started = time.monotonic()
+            self.commits.keep(self.session.snapshot())
+            self._commit_cost_s = time.monotonic() - started
+            self._uncommitted_s = 0.0
         self.link.send(Pulse(commit=self.commits.number))
         if leave:
-            self._write_checkpoint()
+            LOGGER.info("a rank is to leave: a checkpoint of commit %d", self.commits.number)
+            self.session.checkpoint(self.commits.state())
+            self.ranks.minimum(1)  # all stay until it is whole: who leaves may be who writes
         if regroup or leave:
             raise Regroup
         mean_s = max(elapsed_s / self._num_steps, 1e-6)
@@ -178,15 +182,3 @@ class CheckedSteps:
         self._steps_to_check = min(max(1, steps), MAX_STEPS_BETWEEN_CHECKS)
         self._num_steps = 0
         self._checked_at = now
-
-    def _commit(self) -> None:
-        started = time.monotonic()
-        self.commits.keep(self.session.snapshot())
-        self._commit_cost_s = time.monotonic() - started
-        self._uncommitted_s = 0.0
-
-    def _write_checkpoint(self) -> None:
-        """All ranks stay until it is whole: the one that leaves may be the one that writes."""
-        LOGGER.info("a rank is to leave: writing a checkpoint of commit %d", self.commits.number)
-        self.session.checkpoint(self.commits.state())
-        self.ranks.minimum(1)

@@ -248,9 +248,7 @@ class RankLink:
 
     def next_order(self) -> Start | End | Left:
         """Wait for what to do next: join a group, end, or (`Left`) leave as was asked."""
-        if self.leave_asked:
-            return Left()
-        return self._orders.get()
+        return Left() if self.leave_asked else self._orders.get()
 
     def watch_for_notice(self) -> None:
         """From now on leave in good order after SIGTERM. To be called in the main thread."""

@@ -89,7 +89,8 @@ class ElasticRank:
         failed = ""
         try:
             self._join(start)
-            self._train()
+            assert self._ranks is not None
+            self.session.run(CheckedSteps(self.link, self._ranks, self.session, self._commits))
             self.link.send(messages.Finished())
             return
         except Regroup:
@@ -117,11 +118,6 @@ class ElasticRank:
         if start.sync:
             self._commits.receive(self._ranks)
         self.session.restore(self._commits.state())
-
-    def _train(self) -> None:
-        assert self._ranks is not None
-        checks = CheckedSteps(self.link, self._ranks, self.session, self._commits)
-        self.session.run(checks)
 
     def _leave_group(self) -> None:
         if self._ranks is not None:

@@ -111,10 +111,9 @@ class _End:
         self._outside = outside
         self.public, self.port, self.trouble = "", 0, ""
         self.num_told = self.num_peers = 0
-        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         self._guard = subprocess.Popen(
             guard.guarded(command, 2),
-            env=environment,
+            env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 START_LIMIT_S = 5.0
-MTU = "1420"
 
 
 def main() -> int:
@@ -41,7 +40,7 @@ def main() -> int:
         port = ["listen-port", str(order["port"])] if order["port"] else []
         run("wg", "set", name, *port, "private-key", "/dev/stdin", text=private)
         run("ip", "address", "add", order["address"], "dev", name)
-        run("ip", "link", "set", name, "mtu", MTU, "up")
+        run("ip", "link", "set", name, "mtu", "1420", "up")
         answer(
             public=run("wg", "pubkey", text=private),
             port=int(run("wg", "show", name, "listen-port")),

@@ -98,9 +98,8 @@ def slot_variables(slot: Any, address: str, port: int) -> dict[str, str]:
         address: of the group's rendezvous server.
         port: likewise.
     """
-    numbers = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in SLOT_FIELDS}
     return {
-        **numbers,
+        **{f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in SLOT_FIELDS},
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
     }

@@ -31,7 +31,6 @@ from tasks.training.strategies.communicators import join
 
 LOGGER = logging.getLogger(__name__)
 # Gloo's errors come as plain RuntimeErrors that begin with the place in its source.
-GLOO_SOURCE = "/gloo/"
 
 
 def main(arguments: list[str]) -> None:
@@ -91,7 +90,7 @@ def is_loss_of_another_rank(error: BaseException) -> bool:
     """True where a collective broke because another rank has gone, so that the cause is there."""
     if isinstance(error, HorovodInternalError | dist.DistError):
         return True
-    return type(error) is RuntimeError and GLOO_SOURCE in str(error)
+    return type(error) is RuntimeError and "/gloo/" in str(error)
 
 
 def train(run: run_directory.RunDirectory, job: run_directory.TrainingJob, rank: int) -> None:

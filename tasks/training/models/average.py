@@ -72,7 +72,20 @@ def average_of(
         whole.load_state_dict(of_network["network"])
         trees = BoostingProgram.of_state(of_trees["boosting"])
         program = AverageProgram(ScoringProgram(whole, fitted), trees).eval()
-        epoch = _joint_epoch(program, fitted, request, network, boosting, store)
+        objective, path = objective_of(fitted), store.path(request.dataset.snapshot.data)
+        train, _ = read_rows(request, path, request.splits.train)
+        (train_loss,), _ = measured(objective, _outputs(program, train.for_losses()))
+        chosen_on, _ = read_rows(request, path, request.splits.validation)
+        (validation_loss,), (quality,) = measured(objective, _outputs(program, chosen_on))
+        epoch = EpochMetrics(
+            epoch=len(network.epochs),
+            train_loss=train_loss,
+            validation_loss=validation_loss,
+            **quality,
+            learning_rate=request.config.boosting.learning_rate,
+            seconds=boosting.seconds,
+            rows_per_s=len(train.labels) / max(boosting.seconds, 1e-9),
+        )
         columns = request.columns
         content = exported(program, len(columns.categorical), len(columns.numeric))
         write_atomically(folder.path / "model.pt2", content)
@@ -95,31 +108,6 @@ def average_of(
 
     made = store.build_once("models", key, TrainedModel, build)
     return made.model_copy(update={"config": request.config.model_dump(mode="json")})
-
-
-def _joint_epoch(
-    program: AverageProgram,
-    fitted: Preprocessing,
-    request: TrainingRequest,
-    network: TrainedModel,
-    boosting: TrainedModel,
-    store: ArtifactStore,
-) -> EpochMetrics:
-    """Losses and quality of the mean, as those of an epoch of the network."""
-    objective, path = objective_of(fitted), store.path(request.dataset.snapshot.data)
-    train, _ = read_rows(request, path, request.splits.train)
-    (train_loss,), _ = measured(objective, _outputs(program, train.for_losses()))
-    chosen_on, _ = read_rows(request, path, request.splits.validation)
-    (validation_loss,), (quality,) = measured(objective, _outputs(program, chosen_on))
-    return EpochMetrics(
-        epoch=len(network.epochs),
-        train_loss=train_loss,
-        validation_loss=validation_loss,
-        **quality,
-        learning_rate=request.config.boosting.learning_rate,
-        seconds=boosting.seconds,
-        rows_per_s=len(train.labels) / max(boosting.seconds, 1e-9),
-    )
 
 
 def _outputs(program: AverageProgram, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:

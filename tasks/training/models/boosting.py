@@ -205,8 +205,7 @@ def _fitted(
     best = max(range(len(epochs)), key=lambda number: epochs[number].quality)
     kept = trees[: (best + 1) * STEP_TREES * outputs]
     LOGGER.info("%d of %d trees are kept, on %d rows", len(kept), len(trees), len(targets))
-    program = BoostingProgram(values, grouped(kept, num_features, outputs), base, labels)
-    return program, epochs, best
+    return BoostingProgram(values, grouped(kept, num_features, outputs), base, labels), epochs, best
 
 
 def _targets(labels: Float32Array, scale: LabelScale | None) -> Float64Array:
@@ -361,8 +360,7 @@ def _lightgbm_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], lis
         callbacks=[lightgbm.early_stopping(PATIENCE_TREES, verbose=False)],
     )
     described = model.dump_model(num_iteration=-1)["tree_info"]
-    trees = [_tree_of_json(tree["tree_structure"]) for tree in described]
-    return trees, [0.0] * task.num_outputs
+    return [_tree_of_json(tree["tree_structure"]) for tree in described], [0.0] * task.num_outputs
 
 
 def _tree_of_json(root: Mapping[str, Any]) -> Tree:

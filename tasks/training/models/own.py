@@ -112,8 +112,7 @@ def check_module(job: TrainingJob) -> None:
         edges=tuple(np.array([0.0, 0.5, 1.0], dtype=np.float32) for _ in schema.numeric),
         flagged=(),
     )
-    columns = ModelColumns.of(schema, fitted)
-    module = build(model, job.project, columns, job.config).eval()
+    module = build(model, job.project, ModelColumns.of(schema, fitted), job.config).eval()
     rows = 3
     positions = torch.zeros(rows, len(schema.categorical), dtype=torch.int64)
     numeric = torch.full((rows, len(schema.numeric)), 0.5)
@@ -168,5 +167,4 @@ class OwnProgram(nn.Module):
 
 def export_own(module: nn.Module, fitted: Preprocessing) -> bytes:
     """A user's module as a program file, see `core.network.exported`."""
-    program = OwnProgram(module, fitted)
-    return exported(program, len(fitted.vocabularies), len(fitted.edges))
+    return exported(OwnProgram(module, fitted), len(fitted.vocabularies), len(fitted.edges))

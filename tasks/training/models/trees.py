@@ -166,8 +166,7 @@ class BoostedTrees(nn.Module):
         answers = (features.index_select(1, column) <= threshold).to(features.dtype)
         by_tree = answers.reshape(-1, count, wide).transpose(0, 1)
         # Half a count of room: fewer bits round the sum, never by that much.
-        reached = (torch.bmm(by_tree, path) > lefts - 0.5).to(features.dtype)
-        answer = torch.bmm(reached, leaf)
+        answer = torch.bmm((torch.bmm(by_tree, path) > lefts - 0.5).to(features.dtype), leaf)
         return answer.squeeze(2) if answer.shape[2] == 1 else answer
 
     def groups(self) -> list[dict[str, Tensor]]:

@@ -147,7 +147,6 @@ Point = Mapping[str, float | int | str]
 """Field to value, as a study keeps it: a choice is its JSON."""
 
 # A better seed is luck on the validation window, not a better model.
-NOT_SEARCHED = EXECUTION_FIELDS | {"seed"}
 
 
 def check_space(base: TrainingConfig, config: SearchConfig) -> None:
@@ -157,7 +156,7 @@ def check_space(base: TrainingConfig, config: SearchConfig) -> None:
         ConfigurationError: names the field.
     """
     for name, dimension in config.space.items():
-        if name.split(".")[0] in NOT_SEARCHED:
+        if name.split(".")[0] in EXECUTION_FIELDS | {"seed"}:
             raise ConfigurationError(
                 f"search.space: {name} does not make a better model (it says how a training is "
                 "carried out, or is the seed); remove it from the space"

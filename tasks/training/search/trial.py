@@ -107,15 +107,13 @@ def run_trial(order: TrialOrder, study: Study, work: Path, launch: Launch) -> No
     try:
         model = launch(configured(order.base, order.point), folder, report)
     except PrunedTrial:
-        spent_s = _spent(epochs, started)
-        study.end(order.number, "PRUNED", epochs, spent_s, _why(order, epochs))
+        study.end(order.number, "PRUNED", epochs, _spent(epochs, started), _why(order, epochs))
     except TrainingError as exc:
         LOGGER.warning("trial %d failed: %s", order.number, exc)
         study.end(order.number, "FAIL", epochs, _spent(epochs, started), str(exc))
     else:
         # A model that was in the store already cost nothing now.
-        seconds = model.seconds if epochs else 0.0
-        study.end(order.number, "COMPLETE", model.epochs, seconds)
+        study.end(order.number, "COMPLETE", model.epochs, model.seconds if epochs else 0.0)
     with refused_writes_explained(folder):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -134,7 +132,6 @@ def _why(order: TrialOrder, epochs: list[EpochMetrics]) -> str:
 
 
 Run = Callable[[Proposal], None]
-OnTrial = Callable[[TrialRecord], None]
 
 
 @dataclass
@@ -154,7 +151,7 @@ class Driver:
     study: Study
     config: SearchConfig
     run: Run
-    on_trial: OnTrial
+    on_trial: Callable[[TrialRecord], None]
     _ended: queue.SimpleQueue[tuple[Proposal, BaseException | None]] = field(
         default_factory=queue.SimpleQueue
     )

@@ -7,9 +7,7 @@ from pydantic import Field, model_validator
 from tasks.contracts.base import retired
 from tasks.kernel.values import Described
 
-StrategyName = Literal["horovod", "ddp", "fsdp"]
 Precision = Literal["fp32", "bf16", "fp16"]
-Compression = Literal["none", "fp16", "powersgd"]
 
 # Where ranks on torch meet, and how long one waits for another in a collective.
 STORE_FILE, TIMEOUT = "TORCH_STORE_FILE", "TORCH_EXCHANGE_TIMEOUT_S"
@@ -18,7 +16,7 @@ STORE_FILE, TIMEOUT = "TORCH_STORE_FILE", "TORCH_EXCHANGE_TIMEOUT_S"
 class StrategyConfig(Described):
     """Engine, precision and exchange of gradients; recorded with the run."""
 
-    name: StrategyName = "horovod"
+    name: Literal["horovod", "ddp", "fsdp"] = "horovod"
     """`horovod`, `ddp` (torch.distributed): a whole replica on each rank. `fsdp`: weights and
     optimizer state cut over the ranks."""
     precision: Precision = "fp32"
@@ -32,7 +30,7 @@ class StrategyConfig(Described):
     same gradient; exchanged once a step."""
     max_gradient_norm: float | None = Field(default=None, gt=0, le=1e6)
     """Scale a step's global gradient down to this Euclidean norm; none: never."""
-    gradient_compression: Compression = "none"
+    gradient_compression: Literal["none", "fp16", "powersgd"] = "none"
     """What travels instead of fp32 gradients; `powersgd` adds what it left out to the next step."""
     local_steps: int = Field(default=1, ge=1, le=10_000)
     """Steps that a rank takes alone before the ranks' weights are averaged (local SGD); 1:

@@ -60,8 +60,7 @@ class JobFacts:
     ) -> JobFacts:
         """Facts of a run on this host, or on hosts like it."""
         cores, on_cpu = len(os.sched_getaffinity(0)), config.device == "cpu"
-        has_bf16 = on_cpu and computes_bf16()
-        return cls(config, num_ranks, threads_per_rank, cores, has_bf16)
+        return cls(config, num_ranks, threads_per_rank, cores, on_cpu and computes_bf16())
 
 
 class _Steps:

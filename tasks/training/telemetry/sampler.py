@@ -83,8 +83,7 @@ class TelemetrySampler:
 
     def sample(self) -> None:
         """Look at everything once. While the context lasts, its thread alone may call it."""
-        now_s = time.monotonic()
-        self._elapsed_s = now_s - self._started_s
+        self._elapsed_s = time.monotonic() - self._started_s
         self._num_samples += 1
         self._host.sample()
         self._processor_j = self.processor.joules()
@@ -92,7 +91,10 @@ class TelemetrySampler:
             self._take(clock)
         if self.devices is not None:
             self.devices.sample()
-        self._note_spent()
+        try:  # for the next attempt, should this one be cut off
+            write_atomically(self.folder / SPENT, self._spent().model_dump_json(), durable=False)
+        except StorageError as exc:
+            LOGGER.warning("telemetry is not written, the training goes on: %s", exc)
 
     def _take(self, clock: ClockReading) -> None:
         """Keep the newest reading of a rank, and the most cores that were busy between two."""
@@ -103,13 +105,6 @@ class TelemetrySampler:
             most = max(most or 0.0, busy)
         self._ranks[clock.rank] = clock.model_copy(update={"busy_cores_max": most})
 
-    def _note_spent(self) -> None:
-        """For the next attempt, should this one be cut off."""
-        try:
-            write_atomically(self.folder / SPENT, self._spent().model_dump_json(), durable=False)
-        except StorageError as exc:
-            LOGGER.warning("telemetry is not written, the training goes on: %s", exc)
-
     def result(self) -> TrainingTelemetry:
         """All that was gathered, to be asked for when the context is left."""
         ranks = tuple(
@@ -117,7 +112,6 @@ class TelemetrySampler:
             for _, clock in sorted(self._ranks.items())
         )
         spent = self._spent()
-        energy = self._energy().model_copy(update={"joules": spent.joules})
         return TrainingTelemetry(
             seconds=spent.seconds,
             num_attempts=spent.num_attempts,
@@ -125,14 +119,13 @@ class TelemetrySampler:
             ranks=ranks,
             host=self._host.summary(),
             devices=self.devices.summaries() if self.devices else (),
-            energy=energy,
+            energy=self._energy().model_copy(update={"joules": spent.joules}),
         )
 
     def diagnosed(self, job: JobFacts) -> TrainingTelemetry:
         """The result with what held the run back; for ranks that have ended well."""
         result = self.result()
-        diagnosis = diagnose(result.ranks, result.host, job)
-        return result.model_copy(update={"diagnosis": diagnosis})
+        return result.model_copy(update={"diagnosis": diagnose(result.ranks, result.host, job)})
 
     def _sample_now_and_then(self) -> None:
         while not self._stop.wait(self.every_s):

@@ -34,7 +34,6 @@ PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 STEP_PHASES: tuple[PhaseName, ...] = ("data", "compute", "exchange")
 """What a training step is made of."""
 OTHER = PHASES.index("other")
-NUM_STEP_PHASES = len(STEP_PHASES)
 
 WRITE_EVERY_S = 2.0
 WARM_UP_STEPS = 3
@@ -184,7 +183,7 @@ class StepClock:
         self._stepped_ns = self._spent_on_steps()
 
     def _spent_on_steps(self) -> int:
-        return sum(self._ns[:NUM_STEP_PHASES])
+        return sum(self._ns[: len(STEP_PHASES)])
 
     def close(self) -> None:
         """Write the last reading.

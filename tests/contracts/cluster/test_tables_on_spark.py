@@ -65,13 +65,11 @@ def test_tables_and_training_set_made_by_spark_on_s3_are_those_of_duckdb_on_a_di
     on_spark = built(one.repository, one.store, TWO_MONTHS, EMPTY)
     assert on_spark.version == tables.version
     assert [ref.num_rows for ref in on_spark.tables] == [ref.num_rows for ref in tables.tables]
-    config = one.repository.config
-    snapshot = build_training_set(on_spark, TWO_MONTHS, config, one.settings)
+    snapshot = build_training_set(on_spark, TWO_MONTHS, one.repository.config, one.settings)
     pd.testing.assert_frame_equal(one.rows(snapshot), local.rows(expected))
     assert snapshot.class_shares == expected.class_shares
     assert not one.location.entries("computed")
-    views = materialize(on_spark, TWO_MONTHS, one.settings)
-    assert sum(view.num_entities for view in views) > 1000
+    assert sum(view.num_entities for view in materialize(on_spark, TWO_MONTHS, one.settings)) > 1000
 
     # Another machine finds what the first has made, and computes nothing.
     become(monkeypatch, tmp_path / "two", lake)

@@ -40,8 +40,7 @@ def convert(
     program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
 ) -> tuple[ModelVariant, ...]:
     source = SnapshotRows(dataset=rows, splits=windows)
-    built = build_variants(program, source, CONFIG)
-    return judge_variants(program, built, source, CONFIG)
+    return judge_variants(program, build_variants(program, source, CONFIG), source, CONFIG)
 
 
 @proves(Promise.CONVERSION, "measured once; damage is found and mended")
@@ -68,6 +67,5 @@ def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
 
     model = settings.store.path(first[0].files) / "model.onnx"
     model.write_bytes(model.read_bytes()[:-1])
-    third = convert(program, rows, splits())
-    assert third[0].files == first[0].files
+    assert convert(program, rows, splits())[0].files == first[0].files
     assert settings.store.holds(first[0].files)

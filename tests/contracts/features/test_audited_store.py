@@ -57,8 +57,7 @@ def test_a_historical_read_says_views_and_counts_and_no_key_or_value(made: Insta
     by_frame, by_query = made.acts("historical-read")[-2:]
     assert (by_frame["entity_rows"], by_frame["rows"], by_frame["outcome"]) == (2, 2, "ok")
     assert len(by_query["query_sha256"]) == 64
-    text = b"".join(line.text for line in made.trail.lines())
-    assert b"JFK" not in text
+    assert b"JFK" not in b"".join(line.text for line in made.trail.lines())
 
 
 def test_a_read_that_fails_is_told_as_one(made: Installation) -> None:

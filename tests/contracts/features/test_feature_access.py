@@ -163,8 +163,7 @@ def spoilt_tokens(identity: Issuer) -> dict[str, str | None]:
 def test_a_token_that_is_not_the_issuers_for_this_service_opens_nothing(
     served: Served, kind: str, act: str
 ) -> None:
-    token = spoilt_tokens(served.issuer)[kind]
-    assert answer(served, act, token) == UNKNOWN
+    assert answer(served, act, spoilt_tokens(served.issuer)[kind]) == UNKNOWN
 
 
 def test_callers_at_the_same_time_are_never_taken_for_each_other(served: Served) -> None:

@@ -1,6 +1,6 @@
 """The embedded Feast store on real rows: materialization, retrieval, what they must never do."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
@@ -8,19 +8,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from tasks.contracts.base import TimeWindow
 from tasks.features.declared.queries import read_query
-from tasks.kernel.errors import DataContractError, WindowError
+from tasks.kernel.errors import DataContractError
 from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import SmallRepository, days
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
-
-
-@pytest.fixture
-def fresh(ten_days: Refreshed, tmp_path: Path) -> Installation:
-    return Installation(tmp_path / "home", ten_days[0].repository)
 
 
 def test_a_snapshot_holds_every_labelled_row_once_and_counts_the_others(
@@ -109,17 +103,6 @@ def test_a_feature_changes_when_its_event_times_are_shifted(
     for column in ("carrier_stats__arr_delay_3h", "weather__temp"):
         assert (late[column] != honest[column]).mean() > 0.5
     assert late["origin_stats__arr_delay_3h"].equals(honest["origin_stats__arr_delay_3h"])
-
-
-@proves(Promise.BAD_DATE, "a sentence; nothing touched")
-def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
-    fresh: Installation,
-) -> None:
-    tables = fresh.refresh(days(0, 2))
-    now = datetime.now(UTC)
-    with pytest.raises(WindowError, match="ends in the future"):
-        fresh.materialize(tables, TimeWindow(start=now, end=now + timedelta(days=1)))
-    assert not (fresh.home / "feast").exists()
 
 
 def test_a_window_that_was_not_refreshed_is_refused(ten_days: Refreshed) -> None:

@@ -78,8 +78,7 @@ class Shop:
         self.store.push("pushes", pd.DataFrame([{"k": 1, **row}]))
 
     def read(self, key: int = 1, name: str = "v") -> Any:
-        answer = self.store.get_online_features([f"fv:{name}"], [{"k": key}])
-        return answer.to_dict()[name][0]
+        return self.store.get_online_features([f"fv:{name}"], [{"k": key}]).to_dict()[name][0]
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -187,8 +186,7 @@ def test_a_type_that_changed_without_a_version_reaches_readers(shop: Shop) -> No
 
 def test_a_view_that_is_deleted_and_made_again_remembers_nothing(shop: Shop) -> None:
     shop.refresh(row(1, 666.0))
-    second = shop.define(v=Float64, w=Float64)
-    shop.store.apply([], objects_to_delete=[second], partial=False)
+    shop.store.apply([], objects_to_delete=[shop.define(v=Float64, w=Float64)], partial=False)
     shop.define(v=Float64)
     assert shop.read() is None
     shop.refresh(row(2, 42.0))

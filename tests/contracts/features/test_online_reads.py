@@ -114,8 +114,7 @@ class TypedStore:
 def typed_store(folder: Path, online_store: dict[str, Any]) -> TypedStore:
     """A new store in `folder`, with the definitions and some entities."""
     (folder / "tables").mkdir(parents=True)
-    config = repo_config(folder, online_store, repo_path=folder)
-    store = TypedStore(FeatureStore(config=config))
+    store = TypedStore(FeatureStore(config=repo_config(folder, online_store, repo_path=folder)))
     store.feast.apply(_definitions())
     fill(store)
     return store
@@ -334,8 +333,7 @@ def test_rows_are_counted_by_view_and_state(online: Online) -> None:
     reader = online.reader(OnlineConfig(timeout_s=5))
     for place, late in (("full", 0), ("null", 0), ("unknown", 7), ("full", 7)):
         reader.read(ask(place), NOON + timedelta(hours=late))
-    counted = reader.num_rows_by_state()
-    assert counted["every"] == {"fresh": 2, "stale": 1, "missing": 1, "ahead": 0}
+    assert reader.num_rows_by_state()["every"] == {"fresh": 2, "stale": 1, "missing": 1, "ahead": 0}
 
 
 @pytest.mark.parametrize(

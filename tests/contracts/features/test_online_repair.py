@@ -17,8 +17,7 @@ WINDOW = days(0, 2)
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    folder = tmp_path_factory.mktemp("installation")
-    installation = Installation.at(folder, num_days=2)
+    installation = Installation.at(tmp_path_factory.mktemp("installation"), num_days=2)
     tables = installation.refresh(WINDOW)
     installation.materialize(tables, WINDOW)
     installation.publish(tables)

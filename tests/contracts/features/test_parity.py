@@ -23,8 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Refreshed:
     """Six days in the tables, four of them online; to be copied, not used."""
-    folder = tmp_path_factory.mktemp("pristine")
-    installation = Installation.at(folder, num_days=6)
+    installation = Installation.at(tmp_path_factory.mktemp("pristine"), num_days=6)
     tables = installation.refresh(days(0, 6))
     installation.materialize(tables, days(0, 4))
     return installation, tables
@@ -185,10 +184,8 @@ def test_a_row_that_came_late_is_counted_as_overtaken_not_as_different(
     rows = pq.read_table(file)
     last = pc.max(pc.filter(rows["event_timestamp"], before(rows, days(0, 4).end)))
     late = pc.and_(pc.equal(rows["event_timestamp"], last), pc.equal(rows["origin"], "LGA"))
-    kind = rows["created"].type
-    created = pc.if_else(late, pa.scalar(days(0, 6).end, kind), rows["created"])
-    at = rows.column_names.index("created")
-    pq.write_table(rows.set_column(at, "created", created), file)
+    created = pc.if_else(late, pa.scalar(days(0, 6).end, rows["created"].type), rows["created"])
+    pq.write_table(rows.set_column(rows.column_names.index("created"), "created", created), file)
     report = installation.parity(tables)
     weather = of_view(report, "weather")
     assert (weather.num_entities, weather.num_overtaken) == (2, 1)

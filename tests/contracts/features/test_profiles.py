@@ -146,8 +146,7 @@ def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_
     process = python(*line, stderr=subprocess.DEVNULL)
 
     def third_view_is_being_written() -> bool:
-        acts = installation.acts("materialize")
-        begun = [act for act in acts if act["outcome"] == "begun"]
+        begun = [act for act in installation.acts("materialize") if act["outcome"] == "begun"]
         return len(begun) >= 3 or process.poll() is not None
 
     wait_until(third_view_is_being_written, "three views begun", limit_s=900)  # of Spark, when busy

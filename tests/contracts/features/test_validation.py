@@ -161,9 +161,8 @@ def made(ten_days: Refreshed) -> Made:
 
 
 def test_feature_tables_of_real_rows_pass(made: Made) -> None:
-    results = made.validate(made.tables)
 
-    assert {result.subject for result in results} == set(made.suites())
+    assert {result.subject for result in made.validate(made.tables)} == set(made.suites())
 
 
 def test_a_training_set_of_real_rows_passes_with_its_leak_guards_judged(made: Made) -> None:

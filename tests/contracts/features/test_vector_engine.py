@@ -63,8 +63,7 @@ def hashes(client: redis.Redis) -> Hashes:
         for name in fields:
             if name.startswith(b"_ts:"):
                 read = Timestamp.FromString(fields[name])
-                kept = Timestamp(seconds=read.seconds, nanos=read.nanos)
-                fields[name] = kept.SerializeToString()
+                fields[name] = Timestamp(seconds=read.seconds, nanos=read.nanos).SerializeToString()
     return found
 
 

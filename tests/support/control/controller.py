@@ -46,8 +46,7 @@ class Controller:
         return self.ledger.store_result(MODEL, USE_CASE, seen, self.policy).result_id
 
     def ask(self, result_id: str, mode: records.Mode = "act") -> list[records.Outcome]:
-        here = self.here(mode)
-        return self._carry_out(answer(self.ledger, result_id, "a test", here))
+        return self._carry_out(answer(self.ledger, result_id, "a test", self.here(mode)))
 
     def here(self, mode: records.Mode = "act") -> Here:
         return Here(self.champion, self.recalibrates, self.asked_about, mode)
@@ -56,8 +55,7 @@ class Controller:
         note_ends(self.ledger, self.runs.end)
         made = []
         for model, use_case in self.ledger.unsettled():
-            answered = settle(self.ledger, model, use_case, "the sweep", self.here())
-            made += self._carry_out(answered)
+            made += self._carry_out(settle(self.ledger, model, use_case, "the sweep", self.here()))
         left = self.ledger.claims(records.ClaimState.CLAIMED)
         start_claimed(self.ledger, [claim.order for claim in left], self.runs.start)
         return made

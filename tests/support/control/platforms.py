@@ -140,8 +140,7 @@ def acting(platform: ControlledPlatform) -> list[str]:
 
 def num_unanswered(platform: ControlledPlatform) -> int:
     """Results that nobody has answered."""
-    unanswered = "SELECT count(*) FROM falaj_verdicts WHERE answered_at IS NULL"
-    return platform.operation(unanswered)[0][0]
+    return platform.operation("SELECT count(*) FROM falaj_verdicts WHERE answered_at IS NULL")[0][0]
 
 
 def outcomes(platform: ControlledPlatform) -> list[str]:

@@ -49,5 +49,4 @@ def passed_off(store: ArtifactStore, forged: BuiltVariant, as_if: BuiltVariant) 
         del model.metadata_props[:]
         write_provenance(model, as_if.provenance)
 
-    other = changed(store, forged, edited(restamp))
-    return as_if.model_copy(update={"files": other.files})
+    return as_if.model_copy(update={"files": changed(store, forged, edited(restamp)).files})

@@ -76,8 +76,7 @@ def judged_by_a_process(
 
 def main(model: str, folder: str) -> None:
     """Build and judge all targets of one model."""
-    store = ArtifactStore(Path(folder) / "artifacts")
-    job = with_formats(MODELS[model](store), *FOR_PROCESSORS)
+    job = with_formats(MODELS[model](ArtifactStore(Path(folder) / "artifacts")), *FOR_PROCESSORS)
     variants = judge_variants(job, built(job))
     (Path(folder) / "variants.json").write_bytes(Variants.dump_json(variants))
 

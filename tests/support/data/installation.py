@@ -78,8 +78,7 @@ class Installation:
 
     def online(self, feature: str, **key: str) -> Any:
         """What a new reader gets of one entity."""
-        answer = self.open().get_online_features([feature], [key]).to_dict()
-        return answer[feature.split(":")[1]][0]
+        return self.open().get_online_features([feature], [key]).to_dict()[feature.split(":")[1]][0]
 
     def refresh(self, window: TimeWindow, base: FeatureTables = EMPTY) -> FeatureTables:
         return built(self.repository, self.store, window, base)
@@ -87,8 +86,7 @@ class Installation:
     def materialize(
         self, tables: FeatureTables, window: TimeWindow, **settings: Any
     ) -> dict[str, int]:
-        config = MaterializationConfig(**settings)
-        views = materialize(tables, window, self.settings, config)
+        views = materialize(tables, window, self.settings, MaterializationConfig(**settings))
         return {view.name: view.num_entities for view in views}
 
     def parity(self, tables: FeatureTables) -> ParityReport:

@@ -41,8 +41,7 @@ class Servers:
 
     def new_database(self) -> str:
         """Address of an empty database, as the registry takes it."""
-        uri = new_database(self.postgres_uri)
-        return uri.replace("postgresql://", "postgresql+psycopg://")
+        return new_database(self.postgres_uri).replace("postgresql://", "postgresql+psycopg://")
 
 
 @contextmanager

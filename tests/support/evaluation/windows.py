@@ -57,8 +57,7 @@ def changes(folder: Path, reference: Columns, current: Columns) -> list[Change]:
     before, now = window_of(folder, reference, 60), window_of(folder, current, 30)
     generator = np.random.default_rng(0)
     draws = [draw_blocks(rows.num_days, generator) for rows in (before, now)]
-    histograms = [_count(name, before, now) for name in reference]
-    return measure_changes(histograms, draws[0], draws[1])
+    return measure_changes([_count(name, before, now) for name in reference], draws[0], draws[1])
 
 
 def _count(name: str, before: WindowColumns, now: WindowColumns) -> Histogram:

@@ -24,8 +24,7 @@ WAYS_FILE = "describe.json"
 def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
     ranks = HorovodCommunicator()
-    threads = int(os.environ["OMP_NUM_THREADS"])
-    torch.set_num_threads(threads)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.randn(600, 600) @ torch.ones(600, 1)  # a parallel operator, which a bad fork hangs in
     description = {
         "environment": dict(os.environ),

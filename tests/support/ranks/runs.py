@@ -54,8 +54,7 @@ def train(
 ) -> TrainedModel:
     """Train on the small snapshot, everything under `folder`."""
     store, windows = ArtifactStore(folder / "store"), windows or splits()
-    small = dataset(store, frame(NUM_ROWS))
-    request = TrainingRequest(small, windows, settings, **learnt_from)
+    request = TrainingRequest(dataset(store, frame(NUM_ROWS)), windows, settings, **learnt_from)
     return launch_training(request, store, folder / "work", on_epoch)
 
 
@@ -113,8 +112,7 @@ def assert_no_kept_epoch_is_repeated(log: str) -> None:
     no driver is left to put its line into the log: the log may end before what was kept.
     """
     first, second = log.split("--- attempt at")[1:]
-    resumed = re.search(r"resumed after epoch (\d+) of an earlier attempt", second)
-    kept = int(resumed[1])
+    kept = int(re.search(r"resumed after epoch (\d+) of an earlier attempt", second)[1])
     assert finished_epochs(first) == list(range(len(finished_epochs(first))))
     assert finished_epochs(second) == list(range(kept + 1, CONFIG.max_epochs))
 

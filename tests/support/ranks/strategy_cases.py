@@ -142,8 +142,7 @@ def global_batch(step: int) -> Batch:
 
 def share_of(batch: Batch, step: int, rank: int, size: int) -> Batch:
     """A rank's rows of a step: unequally many, and none for all but one rank in one step."""
-    rng = np.random.default_rng(step)
-    inner = np.sort(rng.integers(0, GLOBAL_ROWS + 1, size - 1))
+    inner = np.sort(np.random.default_rng(step).integers(0, GLOBAL_ROWS + 1, size - 1))
     if step == LONELY_STEP:
         inner[:] = GLOBAL_ROWS
     cuts = [0, *(int(cut) for cut in inner), GLOBAL_ROWS]

@@ -75,8 +75,7 @@ class Ranks:
             batch = global_batch(step)
             share = share_of(batch, step, strategy.ranks.rank, self._size)
             own = strategy.train_step(share, batch.num_rows, LEARNING_RATE).item()
-            total = self._exchanges["torch"].sum(np.array([own]))[0]
-            curve.append(float(total) / batch.num_rows)
+            curve.append(float(self._exchanges["torch"].sum(np.array([own]))[0]) / batch.num_rows)
         return curve
 
     def run(self, case: Case) -> None:
@@ -108,8 +107,7 @@ class Ranks:
             for path in sorted(self._folder.glob("*-half.of-*.pt")):
                 strategy = self._build(case, seed=99)
                 strategy.load(torch.load(path, weights_only=True))
-                curve = self._train(strategy, MORE)
-                self._seen[f"{case.name} from {path.stem}"] = curve
+                self._seen[f"{case.name} from {path.stem}"] = self._train(strategy, MORE)
 
     def check_exchanges(self) -> None:
         """Each collective, on both engines."""

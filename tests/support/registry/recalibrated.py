@@ -49,8 +49,7 @@ class Installation(World):
         ref = register_candidate(
             model, report, self.dataset, CONFIG, self.location, self.store, "abc1234"
         )
-        made = self.attach(ref)
-        return report, self.promote(ref, report, made, GATES)
+        return report, self.promote(ref, report, self.attach(ref), GATES)
 
     def judge(self, model: CandidateModel) -> EvaluationReport:
         rival = find_incumbent(model, CONFIG, self.location, self.store)

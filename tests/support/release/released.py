@@ -227,8 +227,7 @@ class Whole:
 
 def client_rows() -> dict[str, Any]:
     """Rows that the clients ask for; JSON has no number that is none."""
-    rows = flight_rows(NUM_ROWS)
-    return {name: np.nan_to_num(values, nan=8.0) for name, values in rows.items()}
+    return {name: np.nan_to_num(values, nan=8.0) for name, values in flight_rows(NUM_ROWS).items()}
 
 
 @contextmanager
@@ -248,8 +247,7 @@ def whole_installation(folder: Path, networks: Sequence[SmallNetwork]) -> Iterat
     }
     (repo / "serving.yaml").write_text(yaml.safe_dump(serving))
     file = repo / "use_case.yaml"
-    described = yaml.safe_load(file.read_text()) | {"release": RELEASE}
-    file.write_text(yaml.safe_dump(described))
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"release": RELEASE}))
     for network in networks:
         whole.add(network)
     whole.promote("1")

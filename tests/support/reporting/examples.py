@@ -42,8 +42,7 @@ def linked_record(store: ArtifactStore) -> RunRecord:
         for view in refresh.views
         for pin in [snapshot.pins.views[view.name]]
     )  # fmt: skip
-    changes = {"refresh.views": views, "dataset.snapshot.pins.tables": tables}
-    return changed(record, changes)
+    return changed(record, {"refresh.views": views, "dataset.snapshot.pins.tables": tables})
 
 
 def steps_of(record: RunRecord) -> list[Step]:

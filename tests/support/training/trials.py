@@ -78,5 +78,4 @@ def run_search(
         own = open_study(folder, config, storage=storage) if config.parallel_trials > 1 else study
         run_trial(order, own, folder / "work", launch)
 
-    reason = Driver(study, config, run, lambda _: None).drive()
-    return study.record("test", reason)
+    return study.record("test", Driver(study, config, run, lambda _: None).drive())

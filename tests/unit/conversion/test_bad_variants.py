@@ -156,8 +156,7 @@ class Bench:
 
     def failure(self, change: Callable[[Path], None] = lambda folder: None) -> str | None:
         case = self.case
-        form = changed(case.store, self.good, change)
-        return examine(form, take_reference(case)).failure
+        return examine(changed(case.store, self.good, change), take_reference(case)).failure
 
 
 @pytest.fixture(scope="module")
@@ -198,5 +197,4 @@ BAD = [("table", edit) for edit in TABULAR_EDITS] + [("words", edit) for edit in
 @pytest.mark.parametrize(("kind", "edit"), BAD, ids=lambda value: getattr(value, "__name__", value))
 def test_a_bad_form_is_caught(kind: str, edit: Edit, request: pytest.FixtureRequest) -> None:
     bench: Bench = request.getfixturevalue(kind)
-    failure = bench.failure(edited(edit))
-    assert ("expected the same answer each time" in failure) == (edit is noise)
+    assert ("expected the same answer each time" in bench.failure(edited(edit))) == (edit is noise)

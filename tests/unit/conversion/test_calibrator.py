@@ -30,8 +30,7 @@ class Predicting(SmallNetwork):
     """As a regression ends: the standardised label, times its deviation, plus its mean."""
 
     def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        p = super().forward(categorical, numeric)
-        return torch.logit(p) * 12.5 + 40.0
+        return torch.logit(super().forward(categorical, numeric)) * 12.5 + 40.0
 
 
 class Raw(SmallNetwork):
@@ -99,8 +98,7 @@ def test_predictions_of_a_regression_are_mapped_within_the_labels_own_scale(tmp_
     assert (whole.slope, whole.intercept) == pytest.approx((1.7 * 12.5, 1.7 * 40 - 0.4))
     assert len(load_program(before).graph.nodes) == len(load_program(after).graph.nodes)
     old = scores(before, rows, NUMBER).astype(np.float64)
-    new = scores(after, rows, NUMBER)
-    assert np.allclose(new, 1.7 * old - 0.4, rtol=1e-5, atol=1e-4)
+    assert np.allclose(scores(after, rows, NUMBER), 1.7 * old - 0.4, rtol=1e-5, atol=1e-4)
     check_mapped(before, after, NUMBER, STEEP, rows)
 
 

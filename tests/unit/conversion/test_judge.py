@@ -44,8 +44,7 @@ def _examined(name: str, failure: str | None = None) -> Examined:
     built = BuiltVariant(
         name=name, format=form.file_format, precision=form.precision, files=None, settings={}
     )
-    gap = ScoreGap(largest=1e-7, mean=1e-8, num_rows=100)
-    gaps = dict.fromkeys(("test", "edge", "timed"), gap)
+    gaps = dict.fromkeys(("test", "edge", "timed"), ScoreGap(largest=1e-7, mean=1e-8, num_rows=100))
     return Examined(built, failure, gaps=gaps, change=NO_CHANGE)
 
 
@@ -163,8 +162,7 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
 def test_a_form_of_another_model_is_caught_and_the_others_survive(
     case: Case, network: SmallNetwork, sentence: str
 ) -> None:
-    wrong = tabular_job(case.store, exported(network))
-    forged = build_one("onnx-fp32", wrong)
+    forged = build_one("onnx-fp32", tabular_job(case.store, exported(network)))
     built = (passed_off(case.store, forged, case.onnx), case.openvino, case.int8)
     variants = judge_variants(case, built)
     assert not variants[0].accepted

@@ -52,8 +52,7 @@ def job(store: ArtifactStore, rows: PreparedRows, output: tuple[int, ...] = ()) 
 
 
 def prepared(store: ArtifactStore, **columns: Any) -> PreparedRows:
-    rows = len(next(iter(columns.values())))
-    parts = ["calibration", "judged"] * (rows // 2)
+    parts = ["calibration", "judged"] * (len(next(iter(columns.values()))) // 2)
 
     def build(folder: StagedFolder) -> PreparedRows:
         pq.write_table(pa.table({"part": parts, **columns}), folder.path / "rows.parquet")
@@ -145,8 +144,7 @@ def test_what_cannot_judge_or_calibrate_is_refused_with_a_sentence(store: Artifa
 def test_calibration_takes_its_own_part_in_calls_that_the_program_takes(
     store: ArtifactStore,
 ) -> None:
-    rows = prepared(store, x=np.arange(100.0))
-    calls = TENSORS.read_calibration(job(store, rows))
+    calls = TENSORS.read_calibration(job(store, prepared(store, x=np.arange(100.0))))
     assert [call.num_rows for call in calls] == [16, 16, 16, 2]
     assert set(np.concatenate([call["x"] for call in calls]) % 2) == {0.0}
 
@@ -211,14 +209,12 @@ def test_edge_texts_hold_one_token_and_the_longest_text_and_much_padding() -> No
     shapes = {batch[IDS].shape for batch in batches}
     assert {(1, 1), (1, 2), (1, 24), (2, 24)} <= shapes
     assert all(width <= 24 for _, width in shapes)
-    fullness = [batch[MASK].mean(axis=1).min() for batch in batches]
-    assert min(fullness) < 0.1
+    assert min([batch[MASK].mean(axis=1).min() for batch in batches]) < 0.1
     assert all((batch[MASK].sum(axis=1) > 0).all() for batch in batches)
 
 
 def test_a_large_offset_of_the_answers_hides_no_error(store: ArtifactStore) -> None:
-    rows = prepared(store, x=np.arange(40.0))
-    judged = TENSORS.read_judged(job(store, rows))
+    judged = TENSORS.read_judged(job(store, prepared(store, x=np.arange(40.0))))
     near = np.random.default_rng(0).integers(0, 4, 20).astype(np.float32)
     far = near + np.float32(1e6)
     assert judged.change(far, np.roll(far, 1)) == judged.change(near, np.roll(near, 1))

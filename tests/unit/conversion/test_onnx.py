@@ -21,8 +21,7 @@ def test_any_number_of_rows_scores_as_pytorch_does(
     case: Case, edges: ModelInputs, num_rows: int, form: str, most: float
 ) -> None:
     batch = edges.block(0, num_rows)
-    converted = case.load(getattr(case, form))
-    assert np.abs(case.load_source()(batch) - converted(batch)).max() < most
+    assert np.abs(case.load_source()(batch) - case.load(getattr(case, form))(batch)).max() < most
 
 
 def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(store: ArtifactStore) -> None:
@@ -84,8 +83,7 @@ def test_onnx_runtime_multiplies_in_integers(case: Case, tmp_path: Path) -> None
     options.log_severity_level = 3  # it warns that the written graph is for this machine
     path = case.store.path(int8.files) / MODEL_FILE
     ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    optimized = onnx.load(tmp_path / "optimized.onnx")
-    kinds = [node.op_type for node in optimized.graph.node]
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
     assert kinds.count("QGemm") == 3
     assert kinds.count("QLinearMatMul") == 1
     assert not {"MatMul", "Gemm", "FusedGemm"} & set(kinds)

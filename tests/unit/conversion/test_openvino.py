@@ -78,8 +78,7 @@ needs_bf16 = pytest.mark.skipif(not computes_bf16(), reason="this processor comp
 def test_bfloat16_is_what_the_loaded_model_says_it_runs_in(
     case: Case, typical: ModelInputs
 ) -> None:
-    one = build_one("openvino-bf16", case, case.onnx, case.openvino)
-    model = case.load(one)
+    model = case.load(build_one("openvino-bf16", case, case.onnx, case.openvino))
     assert model.settings["precision"] == "bf16"
     gap = np.abs(model(typical) - case.load_source()(typical)).max()
     assert 1e-5 < gap < TABULAR.bounds["bf16"].max_gap

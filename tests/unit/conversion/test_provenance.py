@@ -113,8 +113,7 @@ def judged(case: Case) -> ModelVariant:
 def test_a_variant_is_not_served_by_what_it_was_not_judged_with(
     case: Case, judged: ModelVariant, name: str
 ) -> None:
-    settings = {**judged.settings, name: "onnxruntime 0.1"}
-    elsewhere = judged.model_copy(update={"settings": settings})
+    elsewhere = judged.model_copy(update={"settings": {**judged.settings, name: "onnxruntime 0.1"}})
     with pytest.raises(
         ConversionError, match=f"was judged with {name} 'onnxruntime 0.1' and would"
     ):

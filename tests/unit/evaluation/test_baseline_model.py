@@ -35,8 +35,7 @@ def test_the_test_window_decides_nothing(case: Case, store: ArtifactStore) -> No
 
 def test_unknown_missing_and_rare_categories_are_missing() -> None:
     encoding = CategoryEncoding(COLUMNS)
-    names = [f"D{i}" for i in range(300)]
-    rows = builders.frame(900).assign(dest=names * 3, carrier="AA")
+    rows = builders.frame(900).assign(dest=[f"D{i}" for i in range(300)] * 3, carrier="AA")
     encoding.learn(rows)
     unseen = rows[:3].assign(dest=["D0", "never seen", None])
     matrix = encoding.matrix(unseen)

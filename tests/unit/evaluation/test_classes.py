@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,20 +10,12 @@ from torch import Tensor
 
 from tasks.contracts.evaluation import MetricSet
 from tasks.evaluation.drift.result import performance_change
-from tasks.evaluation.judge import judge_model, score_window
+from tasks.evaluation.judge import score_window
 from tasks.evaluation.metrics import why_not_judged
 from tasks.kernel.errors import DataContractError
-from tasks.kernel.settings import ArtifactStore
 from tasks.stats.ranked import METRICS, RankedClasses
-from tests.support.data.builders import CLASSES, class_frame, dataset, month
-from tests.support.evaluation.programs import (
-    QUICK,
-    Case,
-    LateRate,
-    quick_baseline_model,
-    stored_program,
-    trained_model,
-)
+from tests.support.data.builders import CLASSES, class_frame, month
+from tests.support.evaluation.programs import QUICK, Case, LateRate
 
 
 class ThreeWays(LateRate):
@@ -35,12 +29,8 @@ class ThreeWays(LateRate):
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    store = ArtifactStore(tmp_path_factory.mktemp("classes") / "artifacts")
-    data = dataset(store, class_frame(4000), CLASSES)
-    candidate = stored_program(store, ThreeWays(5.0))
-    champion = stored_program(store, ThreeWays(-2.0)).model_copy(update={"columns": CLASSES})
-    trained = trained_model(candidate.program, data).model_copy(update={"columns": CLASSES})
-    return Case(store, data, trained, champion, quick_baseline_model(store, data))
+    folder = tmp_path_factory.mktemp("classes")
+    return Case.of(folder, class_frame(4000), CLASSES, ThreeWays(5.0), ThreeWays(-2.0))
 
 
 @given(st.integers(0, 10_000), st.integers(3, 6), st.integers(30, 300))
@@ -69,17 +59,14 @@ def test_metrics_of_several_classes_agree_with_scikit_learn(
 
 
 def test_a_model_of_classes_is_judged_whole_by_class_by_slice_and_beside_others(case: Case) -> None:
-    report = judge_model(
-        case.candidate, case.dataset, case.champion, case.baseline_model, QUICK, case.store
-    )
+    report = case.judged()
     overall = report.overall
     assert isinstance(overall, MetricSet)
     assert tuple(overall.by_class) == CLASSES.classes
     mean = np.mean([of.auc.value for of in overall.by_class.values()])
     assert overall.auc.low < overall.auc.value == pytest.approx(mean)
     assert overall.base_rate == max(of.base_rate for of in overall.by_class.values())
-    against = {c.against: c.primary for c in report.comparisons}
-    assert against["champion:3"].low > 0
+    assert {c.against: c.primary for c in report.comparisons}["champion:3"].low > 0
     assert len(report.slices) > 1
     assert report.roc[-1].y == report.calibration[-1].weight / report.calibration[-1].weight == 1
 
@@ -88,7 +75,7 @@ def test_a_champion_of_other_classes_is_refused_before_scores_are_compared(case:
     other = CLASSES.model_copy(update={"classes": ("early", "late", "on time")})
     champion = case.champion.model_copy(update={"columns": other})
     with pytest.raises(DataContractError, match="tells apart early, late, on time"):
-        judge_model(case.candidate, case.dataset, champion, case.baseline_model, QUICK, case.store)
+        replace(case, champion=champion).judged()
 
 
 def test_a_window_that_lacks_a_class_is_scored_and_not_judged(case: Case) -> None:

@@ -6,36 +6,17 @@ import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
-from tasks.contracts.evaluation import EvaluationReport
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.judge import judge_model, score_window
+from tasks.evaluation.judge import score_window
 from tasks.evaluation.metrics import check_test_window
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
-from tests.support.evaluation.programs import QUICK, Case, trained_model
-
-
-def judged(case: Case) -> EvaluationReport:
-    rival = case.champion
-    return judge_model(case.candidate, case.dataset, rival, case.baseline_model, QUICK, case.store)
-
-
-def with_rows(case: Case, data: pd.DataFrame) -> Case:
-    """The case with other rows, which the candidate was trained on."""
-    dataset = builders.dataset(case.store, data)
-    return replace(
-        case,
-        dataset=dataset,
-        candidate=trained_model(case.candidate.program, dataset),
-        baseline_model=case.baseline_model.model_copy(
-            update={"snapshot_sha256": dataset.snapshot.data.sha256}
-        ),
-    )
+from tests.support.evaluation.programs import QUICK, Case
 
 
 def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> None:
-    report = judged(case)
+    report = case.judged()
     rows = pd.read_parquet(case.store.path(report.predictions))
     assert rows.columns.tolist() == [
         "flight_id", "event_timestamp", "is_late", "score", "yardstick_score", "champion_score"
@@ -64,10 +45,10 @@ def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> No
 
 
 def test_equal_inputs_give_the_same_report_to_the_byte(case: Case) -> None:
-    first = judged(case)
+    first = case.judged()
     path = case.store.path(first.predictions)
     path.unlink()  # as if the disk had lost it: the judgement is made again
-    assert judged(case).model_dump_json() == first.model_dump_json()
+    assert case.judged().model_dump_json() == first.model_dump_json()
 
 
 @pytest.mark.parametrize("what", ["model", "baseline model", "windows"])
@@ -76,23 +57,18 @@ def test_a_model_of_another_snapshot_or_windows_is_refused(case: Case, what: str
     if what == "windows":
         test = builders.month(5)
         other = {"splits": case.baseline_model.splits.model_copy(update={"test": test})}
-    candidate, reference = case.candidate, case.baseline_model
-    if what == "model":
-        candidate = candidate.model_copy(update=other)
-    else:
-        reference = reference.model_copy(update=other)
+    part = "candidate" if what == "model" else "baseline_model"
+    changed = replace(case, **{part: getattr(case, part).model_copy(update=other)})
     with pytest.raises(DataContractError, match="expected the same snapshot and splits"):
-        judge_model(candidate, case.dataset, None, reference, QUICK, case.store)
+        changed.judged()
 
 
-def test_a_test_window_of_one_label_is_refused_with_the_reason(case: Case) -> None:
-    data = builders.frame()
-    test = data["event_timestamp"].dt.month >= 9
-    never = data.assign(is_late=data["is_late"].where(~test, 0))
+def test_a_test_window_that_is_too_small_is_refused_with_the_reason(case: Case) -> None:
+    strict = QUICK.model_copy(update={"min_slice_positives": 10**6})
     with pytest.raises(
-        DataContractError, match=r"too small to judge: 0 positives in 1,\d\d\d rows"
+        DataContractError, match=r"too small to judge: \d+ positives in 1,\d\d\d rows"
     ):
-        judged(with_rows(case, never))
+        case.judged(strict)
 
 
 def test_a_champion_whose_input_is_gone_is_named_with_what_to_do(case: Case) -> None:
@@ -100,12 +76,11 @@ def test_a_champion_whose_input_is_gone_is_named_with_what_to_do(case: Case) -> 
     more = needed.model_copy(update={"numeric": (*needed.numeric, "hint")})
     rival = case.champion.model_copy(update={"columns": more})
     with pytest.raises(DataContractError, match=r"needs hint, which .* withdraw \S+ \d+ "):
-        judge_model(case.candidate, case.dataset, rival, case.baseline_model, QUICK, case.store)
+        replace(case, champion=rival).judged()
 
 
 def test_a_scored_window_holds_every_row_and_its_quality(case: Case) -> None:
-    window = builders.month(7, 2)
-    scored = score_window(case.champion, case.dataset, window, QUICK, case.store)
+    scored = score_window(case.champion, case.dataset, builders.month(7, 2), QUICK, case.store)
     rows = pd.read_parquet(case.store.path(scored.scores))
     assert rows.columns.tolist() == ["flight_id", "event_timestamp", "is_late", "score"]
     assert len(rows) == scored.num_rows

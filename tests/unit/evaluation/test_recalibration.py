@@ -72,8 +72,7 @@ def test_a_line_is_that_of_least_squares(
 def test_standard_errors_say_how_far_fits_scatter_and_heed_days() -> None:
     lines = [fit_platt(*drawn(seed, 0.8, 0.5)) for seed in range(120)]
     slopes = np.array([line.slope for line in lines])
-    told = np.mean([line.slope_error for line in lines])
-    assert told == pytest.approx(slopes.std(), rel=0.2)
+    assert np.mean([line.slope_error for line in lines]) == pytest.approx(slopes.std(), rel=0.2)
     labels, logit, days = drawn(0, 0.8, 0.5)
     tenfold = [np.tile(values, 10) for values in (labels, logit, days)]
     # Ten copies of each row of a day tell nothing more than one.

@@ -7,21 +7,12 @@ from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from torch import Tensor
 
-from tasks.evaluation.judge import judge_model, score_window
+from tasks.evaluation.judge import score_window
 from tasks.evaluation.metrics import measure_rows, observed_by_prediction, residual_classes
 from tasks.kernel.errors import DataContractError
-from tasks.kernel.settings import ArtifactStore
 from tasks.stats.predicted import PredictedRows
 from tests.support.data import builders
-from tests.support.evaluation.programs import (
-    NUMBERS,
-    QUICK,
-    Case,
-    LateRate,
-    quick_baseline_model,
-    stored_program,
-    trained_model,
-)
+from tests.support.evaluation.programs import NUMBERS, QUICK, Case, LateRate, stored_program
 
 
 class Linear(LateRate):
@@ -52,19 +43,13 @@ def numbers(num_rows: int = 4000) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    store = ArtifactStore(tmp_path_factory.mktemp("regression") / "artifacts")
-    dataset = builders.dataset(store, numbers(), NUMBERS)
-    candidate = stored_program(store, Linear(60.0))
-    champion = stored_program(store, Linear(20.0)).model_copy(update={"columns": NUMBERS})
-    trained = trained_model(candidate.program, dataset).model_copy(update={"columns": NUMBERS})
-    return Case(store, dataset, trained, champion, quick_baseline_model(store, dataset))
+    folder = tmp_path_factory.mktemp("regression")
+    return Case.of(folder, numbers(), NUMBERS, Linear(60.0), Linear(20.0))
 
 
 @pytest.mark.slow
 def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> None:
-    report = judge_model(
-        case.candidate, case.dataset, case.champion, case.baseline_model, QUICK, case.store
-    )
+    report = case.judged()
     rows = pd.read_parquet(case.store.path(report.predictions))
     label, score = rows[NUMBERS.label], rows["score"].astype(float)
     overall = report.overall

@@ -90,5 +90,4 @@ def test_missing_and_unknown_values_are_scored(store: ArtifactStore) -> None:
     rows = builders.frame(20)
     rows["carrier"] = [None, "", "ZZ", *rows["carrier"][3:]]
     rows.loc[5, list(COLUMNS.numeric)] = np.nan
-    scores = opened(store, LateRate()).score(pd.DataFrame(rows))
-    assert np.isfinite(scores).all()
+    assert np.isfinite(opened(store, LateRate()).score(pd.DataFrame(rows))).all()

@@ -39,8 +39,7 @@ def encoder(project: Path, shared: ArtifactStore) -> LoadedEncoder:
 
 
 def snapshot(store: ArtifactStore, texts: list[Any]) -> FeatureSnapshot:
-    frame = builders.frame(len(texts)).assign(review=texts)
-    return builders.dataset(store, frame).snapshot
+    return builders.dataset(store, builders.frame(len(texts)).assign(review=texts)).snapshot
 
 
 def test_each_text_gets_its_own_numbers_in_the_order_of_the_rows(encoder: LoadedEncoder) -> None:

@@ -23,8 +23,7 @@ DAY = timedelta(days=1)
 def traffic(tmp_path_factory: pytest.TempPathFactory) -> UseCase:
     """Five months of the second use case, whose history was never refreshed."""
     folder = tmp_path_factory.mktemp("faults")
-    repo = small_traffic(folder)
-    return use_case(repo, folder)
+    return use_case(small_traffic(folder), folder)
 
 
 def use_case(repo: Path, folder: Path) -> UseCase:
@@ -42,8 +41,7 @@ def seen(text: str, of: UseCase, days: int = 3) -> dict[str, Sighting]:
     """The sightings of one fault, by what noticed it."""
     config, settings = of
     (fault,) = parse_faults(text, config.window, config.clock.time_zone)
-    world = faulty_world(fault, config, settings)
-    found = sightings(world, config, settings, days)
+    found = sightings(faulty_world(fault, config, settings), config, settings, days)
     assert [s.at for s in found] == sorted(s.at for s in found)
     assert all(s.at > fault.start for s in found)
     return {sighting.by: sighting for sighting in found}
@@ -118,5 +116,4 @@ def test_a_cut_holds_the_rows_of_its_window_and_of_the_baseline_before_its_end(
 @pytest.mark.slow
 def test_weather_in_celsius_is_noticed_in_the_flights_year_within_hours(tmp_path: Path) -> None:
     flights = use_case(PROJECT_ROOT / "feature_repo" / "flights", tmp_path)
-    found = seen("celsius@07-10", flights, days=3)
-    assert found["validation of rows"].names_cause
+    assert seen("celsius@07-10", flights, days=3)["validation of rows"].names_cause

@@ -96,9 +96,12 @@ def test_a_schedule_does_not_train_the_first_champion_twice(
 ) -> None:
     begin = worlds.window(120, 121).start  # the first of May
     days = history.days(begin, begin + timedelta(days=3))
-    made = first.model.model_copy(update={"made": days[0]})
-    begun = first.model_copy(update={"model": made})
-    assert not walk(history, "monthly", days, begun).acts
+    assert not walk(
+        history,
+        "monthly",
+        days,
+        first.model_copy(update={"model": first.model.model_copy(update={"made": days[0]})}),
+    ).acts
 
 
 def test_nothing_is_trained_or_judged_on_labels_that_are_not_known_yet(
@@ -124,8 +127,7 @@ def test_the_figures_can_be_computed_again_from_the_stored_scores(
 def test_the_oracle_is_nowhere_worse_and_differences_add_up(result: ReplayResult) -> None:
     for policy in result.policies:
         assert policy.held_out.regret.value >= -0.01
-        of_monthly = result.of("monthly").held_out.quality.value
-        expected = policy.held_out.quality.value - of_monthly
+        expected = policy.held_out.quality.value - result.of("monthly").held_out.quality.value
         assert policy.held_out.to_monthly.value == pytest.approx(expected)
     assert result.recommended != "oracle"
     assert result.of("controller").held_out.to_never.low > 0
@@ -201,8 +203,7 @@ def test_parts_that_do_not_fit_are_refused(history: History, start: int, judged:
 
 def test_a_day_without_a_zone_is_of_the_use_case(history: History) -> None:
     start = worlds.window(100, 101).start
-    given = ReplayConfig(start=start.replace(tzinfo=None))
-    assert parts(history, given)[0].start == start
+    assert parts(history, ReplayConfig(start=start.replace(tzinfo=None)))[0].start == start
 
 
 def test_parts_begin_when_a_first_model_can_be_trained(history: History) -> None:

@@ -30,8 +30,7 @@ def test_false_alarms_are_as_rare_as_promised_whenever_anybody_looks(
 ) -> None:
     """An alarm within `n` of `c` days has a chance of n / c at most; three standard errors more."""
     n, limit, histories = 40, 200, 100
-    draw = np.random.default_rng(seed)
-    values = scale * draw.choice([-1.0, 1.0], size=(histories, n, 2))
+    values = scale * np.random.default_rng(seed).choice([-1.0, 1.0], size=(histories, n, 2))
     alarms = sum(change_wealth(each).max() >= np.log(limit) for each in values)
     chance = n / limit
     assert alarms / histories <= chance + 3 * np.sqrt(chance * (1 - chance) / histories)
@@ -42,5 +41,4 @@ def test_a_change_is_found_however_long_nothing_had_changed() -> None:
     for quiet in (10, 1000):
         values = draw.uniform(-1, 1, size=(quiet + 100, 1))
         values[quiet:] = np.clip(values[quiet:] + 0.4, -1, 1)
-        reached = np.flatnonzero(change_wealth(values) >= np.log(3650))
-        assert quiet <= reached[0] < quiet + 90
+        assert quiet <= np.flatnonzero(change_wealth(values) >= np.log(3650))[0] < quiet + 90

@@ -51,8 +51,7 @@ def replaced(**columns: str) -> str:
 
 def shifted(column: str, order: str) -> str:
     """A query that gives each row the value of the row before it."""
-    before = f"lag({column}, 1, {column}) OVER (ORDER BY {order})"
-    return replaced(**{column: before})
+    return replaced(**{column: f"lag({column}, 1, {column}) OVER (ORDER BY {order})"})
 
 
 LOCAL = "(timezone('America/New_York', time_hour) AT TIME ZONE 'UTC')"
@@ -151,14 +150,11 @@ FAULTS = [
 def test_a_fault_is_refused_within_its_day(
     store: ArtifactStore, table: str, fault: str, change: str, words: str
 ) -> None:
-    day = list(DAYS)[sum(map(ord, fault)) % len(DAYS)]  # all are used, and none costs much
-    assert words in refusal(store, table, day, change)
+    assert words in refusal(store, table, list(DAYS)[sum(map(ord, fault)) % len(DAYS)], change)
 
 
 @pytest.mark.parametrize("day", DAYS)
 def test_flights_tell_that_plane_records_are_out_of_date(store: ArtifactStore, day: str) -> None:
     older = "FROM rows WHERE year < 2009 OR year IS NULL"
 
-    message = refusal(store, "flights", day, "FROM rows", planes=older)
-
-    assert "plane records out of date" in message
+    assert "plane records out of date" in refusal(store, "flights", day, "FROM rows", planes=older)

@@ -57,8 +57,7 @@ def test_a_failed_warning_is_told_and_stops_nothing(
 ) -> None:
     result = validate(store, people(), suite(between("age", 0, 30, severity="warning")))
 
-    outcome = read_outcome(store.path(result.result))
-    assert [check.status for check in outcome.checks] == ["warned"]
+    assert [check.status for check in read_outcome(store.path(result.result)).checks] == ["warned"]
     assert "age has 29 values outside 0 to 30" in caplog.text
 
 

@@ -25,8 +25,7 @@ from tests.support.training.boosted import boosted, boosting_config
 def trees(tmp_path_factory: pytest.TempPathFactory) -> ConversionJob:
     folder = tmp_path_factory.mktemp("trees")
     store = ArtifactStore(folder / "store")
-    model = boosted(store, folder / "work")
-    return tabular_job(store, store.path(model.program).read_bytes())
+    return tabular_job(store, store.path(boosted(store, folder / "work").program).read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -41,8 +40,7 @@ def test_every_format_gives_the_probabilities_of_several_classes(
     program = RegisteredProgram(
         version=version_ref(model.program.sha256), program=model.program, columns=CLASSES
     )
-    source = SnapshotRows(dataset=data, splits=splits())
-    job = ConversionJob(program, source, QUICK, store)
+    job = ConversionJob(program, SnapshotRows(dataset=data, splits=splits()), QUICK, store)
     built = build_one(name, job)
     assert built.files is not None, built.failure
     with torch_threads_restored():
@@ -60,8 +58,7 @@ def test_every_format_of_boosted_trees_answers_as_the_program_does(
     built = build_one(name, trees)
     assert built.files is not None, built.failure
     signature, store = trees.program.signature, trees.store
-    rows = trees.rows.dataset
-    typical = read_rows(rows, COLUMNS, splits().test, store, limit=500).inputs
+    typical = read_rows(trees.rows.dataset, COLUMNS, splits().test, store, limit=500).inputs
     with torch_threads_restored():
         program = load_pytorch(store.path(trees.program.program), signature, Runtime())
         converted = load_files(name, store.path(built.files), signature, Runtime())

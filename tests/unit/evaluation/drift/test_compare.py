@@ -86,8 +86,8 @@ def test_predictions_that_moved_are_watched_with_labels_and_retrained_without(
     stale = check(store, dataset, auc=0.68, excess=0.03)
     assert stale.result == DriftResult.RETRAIN
     assert stale.auc_change.value == pytest.approx(-0.07)
-    hard = check(store, dataset, auc=0.68, excess=-0.03)  # a hard month, for any model
-    assert hard.result == DriftResult.WATCH
+    # A hard month, for any model.
+    assert check(store, dataset, auc=0.68, excess=-0.03).result == DriftResult.WATCH
 
 
 def to_celsius(data: pd.DataFrame, now: pd.Series) -> None:
@@ -136,8 +136,7 @@ def test_the_days_before_are_found_in_either_snapshot(store: ArtifactStore) -> N
     inside = faulty["event_timestamp"].between(CURRENT.start, CURRENT.end, inclusive="left")
     to_celsius(faulty, inside)
     current = builders.dataset(store, faulty[inside].reset_index(drop=True))
-    report = check(store, changed(store), current=current)
-    assert report.result == DriftResult.DATA_FAULT
+    assert check(store, changed(store), current=current).result == DriftResult.DATA_FAULT
 
 
 def test_a_window_of_few_days_is_refused_with_the_reason(store: ArtifactStore) -> None:

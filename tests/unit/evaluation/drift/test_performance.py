@@ -89,8 +89,7 @@ def test_the_interval_of_a_difference_is_that_of_two_independent_estimates() -> 
 def test_a_model_is_stale_where_it_loses_against_the_baseline(
     r2: float, skill: float | None, fell: bool, stale: bool
 ) -> None:
-    beyond = None if skill is None else metric(skill)
-    seen = PerformanceChange(metric(r2), beyond, is_number=True)
+    seen = PerformanceChange(metric(r2), None if skill is None else metric(skill), is_number=True)
     assert (seen.fell(CONFIG), seen.went_stale(CONFIG)) == (fell, stale)
 
 
@@ -107,8 +106,7 @@ def test_a_question_of_every_day_needs_three_standard_errors(
 @pytest.mark.parametrize(("skill", "result"), [(-0.2, "watch"), (-0.03, "stable")])
 def test_a_skill_that_fell_alone_is_watched(skill: float, result: str) -> None:
     seen = PerformanceChange(metric(0.0), metric(skill), is_number=True)
-    calm = feature("prediction", drifted=False)
-    assert decide([], calm, seen, [], CONFIG).value == result
+    assert decide([], feature("prediction", drifted=False), seen, [], CONFIG).value == result
     assert ("the baseline came nearer" in seen.describe(CONFIG)) == (result == "watch")
 
 

@@ -65,8 +65,7 @@ def test_windows_that_overlap_count_each_day_once_and_whole() -> None:
     assert whole.num_days == 40
     assert whole.began is None
     assert "No slow change" in describe(whole)
-    thin = [*now[:20], cut, *now[21:]]
-    left_out = find_slow_change(days(1, 60), thin, CONFIG)
+    left_out = find_slow_change(days(1, 60), [*now[:20], cut, *now[21:]], CONFIG)
     assert left_out is not None
     assert left_out.num_days == 39
 

@@ -61,7 +61,6 @@ def test_rows_are_found_in_many_row_groups(tmp_path: Path, shuffled: bool) -> No
     if shuffled:
         rows = rows.sample(frac=1, random_state=1)
     rows.to_parquet(tmp_path / "rows.parquet", row_group_size=37, index=False)
-    window = WindowColumns(tmp_path / "rows.parquet", TIME, days(6, first=4))
-    numbers = window.numbers("x")
+    numbers = WindowColumns(tmp_path / "rows.parquet", TIME, days(6, first=4)).numbers("x")
     assert numbers.ranked.tolist() == list(range(96, 240))
     assert numbers.by_day()[1].tolist() == [24] * 6

@@ -31,9 +31,7 @@ def test_an_event_is_appended_once_and_a_cut_off_line_does_no_harm(tmp_path: Pat
     endless = alert("freshness", "weather", None, event(3).window, float("inf"), 4.0, "never seen")
     assert append_alerts(tmp_path, [event(2), endless]) == 1
 
-    events = read_alerts(tmp_path)
-
-    assert [(e.time.day, e.value) for e in events] == [(3, 9.0), (4, 9.0), (5, None)]
+    assert [(e.time.day, e.value) for e in read_alerts(tmp_path)] == [(3, 9.0), (4, 9.0), (5, None)]
 
 
 def _write(folder: str) -> None:

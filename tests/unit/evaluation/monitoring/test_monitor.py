@@ -118,5 +118,4 @@ def test_a_day_is_judged_over_the_week_before_it(tmp_path: Path, store: Artifact
         window = TimeWindow(start=after(day), end=after(day + 1))
         monitor_tables(made, window, KEYS, CONFIG, tmp_path / "home", store)
 
-    kinds = [event.kind for event in read_alerts(tmp_path / "home")]
-    assert kinds == ["drift"]
+    assert [event.kind for event in read_alerts(tmp_path / "home")] == ["drift"]

@@ -96,8 +96,7 @@ def test_each_aggregate_is_that_of_the_events_up_to_its_own_moment(events: pd.Da
         past = own[own["ordered"] <= row["event_timestamp"]]  # the oracle sees no more than this
         for number, oracle in enumerate(ORACLES.values()):
             for each in SPANS:
-                events_over = past[past["ordered"] > row["event_timestamp"] - span(each)]
-                expected = oracle(events_over, None)
+                expected = oracle(past[past["ordered"] > row["event_timestamp"] - span(each)], None)
                 np.testing.assert_allclose(row[f"f{number}_{each}"], expected, rtol=1e-5)
         before = past[past["ordered"] < row["event_timestamp"]]["ordered"].max()
         age = (row["event_timestamp"] - before) / pd.Timedelta(hours=1)

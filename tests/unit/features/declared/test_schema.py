@@ -25,8 +25,7 @@ USE_CASES = [
 
 def faults(use_case: dict[str, Any]) -> list[str]:
     plain = json.loads(json.dumps(use_case, default=str))
-    validator = Draft202012Validator(use_case_schema())
-    return [error.json_path for error in validator.iter_errors(plain)]
+    return [error.json_path for error in Draft202012Validator(use_case_schema()).iter_errors(plain)]
 
 
 def test_the_written_schema_is_that_of_the_code() -> None:

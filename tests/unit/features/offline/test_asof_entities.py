@@ -145,8 +145,7 @@ def test_times_without_a_zone_are_utc_or_refused_as_configured(
 def test_times_with_a_zone_pass_where_those_without_are_refused(
     strict_store: FeatureStore, text: str
 ) -> None:
-    frame = pd.DataFrame({"k0": ["a"], "event_timestamp": [text]})
-    assert found(strict_store, frame) == [1.0]
+    assert found(strict_store, pd.DataFrame({"k0": ["a"], "event_timestamp": [text]})) == [1.0]
     assert found(strict_store, asked(("a", 0))) == [1.0]
 
 

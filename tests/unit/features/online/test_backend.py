@@ -78,8 +78,7 @@ def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:
         fail(breaker)
         told = refused(breaker)
         assert f"the store failed {number + 1} time(s) in a row, last with: away" in told
-        pause = float(re.findall(r"another ([0-9.]+) s", told)[0])
-        assert whole / 2 - 0.1 <= pause <= whole
+        assert whole / 2 - 0.1 <= float(re.findall(r"another ([0-9.]+) s", told)[0]) <= whole
         clock.now += whole
 
 

@@ -33,8 +33,7 @@ def test_a_slice_of_a_column_is_written_like_a_column_of_its_own(name: str) -> N
     feast_type, kind, values = COLUMNS[name]
     column = pa.array([None, *values, None, *values], kind)
     whole = encode_column(column, feast_type.to_value_type()).cells.to_pylist()
-    cut = encode_column(column[2:-1], feast_type.to_value_type()).cells.to_pylist()
-    assert cut == whole[2:-1]
+    assert encode_column(column[2:-1], feast_type.to_value_type()).cells.to_pylist() == whole[2:-1]
 
 
 def test_a_large_integer_beside_a_null_keeps_its_last_digits() -> None:

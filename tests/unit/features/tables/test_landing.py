@@ -26,8 +26,7 @@ def land(
 def test_a_window_lands_its_rows_and_tables_without_history_whole(
     repository: SmallRepository, store: ArtifactStore
 ) -> None:
-    flights = repository.read("flights")
-    on_second_day = (flights["day"] == "2").sum()
+    on_second_day = (repository.read("flights")["day"] == "2").sum()
     assert land(repository, store, 1, 1) == {
         "flights": on_second_day,
         "weather": 72,

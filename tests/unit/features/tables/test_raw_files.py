@@ -129,8 +129,7 @@ def test_a_file_without_a_header_is_told_so(shop: Shop, content: bytes) -> None:
 )
 def test_other_forms_of_a_csv_are_read(shop: Shop, written: Callable[[str], str]) -> None:
     text = "\n".join([*lines(), ""])
-    usual = land(shop, text)
-    pd.testing.assert_frame_equal(land(shop, written(text)), usual)
+    pd.testing.assert_frame_equal(land(shop, written(text)), land(shop, text))
 
 
 def zipped(text: str) -> bytes:

@@ -61,8 +61,7 @@ def test_the_number_to_predict_in_another_unit_is_refused(
     columns = COLUMNS.model_copy(update={"task": "regression", "label": "delay"})
     rows = frame()
     rows["delay"] = np.random.default_rng(1).lognormal(2, 1.5, len(rows))
-    honest = ranked(store, rows, config, columns)
-    assert all(feature.score < 0.1 for feature in honest.features)
+    assert all(feature.score < 0.1 for feature in ranked(store, rows, config, columns).features)
     rows["temp"] = (32 + 1.8 * rows["delay"]).astype(np.float32)
     with pytest.raises(DataContractError, match=r"temp \(R² (1.0000|0.99)"):
         ranked(store, rows, config, columns)
@@ -110,9 +109,7 @@ def test_what_became_known_with_the_label_tells_nothing_one_row_earlier(
     rows[FEATURE] = values.astype(np.float32)
     columns = COLUMNS.model_copy(update={"numeric": (*COLUMNS.numeric, FEATURE)})
 
-    ranking = ranked(store, rows, config, columns, carrier_stats(store, rows))
-
-    best = ranking.features[0]
+    best = ranked(store, rows, config, columns, carrier_stats(store, rows)).features[0]
     assert best.name == FEATURE
     assert best.score > 0.75
     assert low < best.earlier_score < high

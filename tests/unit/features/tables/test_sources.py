@@ -105,8 +105,7 @@ def test_a_window_needs_only_the_files_that_hold_its_rows(shop: SourceShop) -> N
         assert seen(landed).num_bytes == sizes[-1]
         first = first or landed
     assert shop.read(window=month(0)) == first
-    late = parts[MONTHS[0]].head(1).assign(order_id=9999)
-    late.to_parquet(folder / "late.parquet")
+    parts[MONTHS[0]].head(1).assign(order_id=9999).to_parquet(folder / "late.parquet")
     again = shop.read(window=month(0))
     assert seen(again).sha256 != seen(first).sha256
     assert set(shop.rows(again)["order_id"]) - set(shop.rows(first)["order_id"]) == {9999}

@@ -16,8 +16,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
 
 
 def rows_of(tables: FeatureTables, name: str, store: ArtifactStore) -> pd.DataFrame:
-    reference = next(t for t in tables.tables if t.name == name)
-    return pd.read_parquet(store.path(reference.artifact))
+    return pd.read_parquet(store.path(next(t for t in tables.tables if t.name == name).artifact))
 
 
 @pytest.mark.slow
@@ -52,8 +51,7 @@ def test_a_corrected_row_is_felt_in_later_windows_as_far_as_the_lookback(
     repository = SmallRepository(tmp_path, num_days=12)
     before = built(repository, store, days(6, 6), built(repository, store, days(0, 6)))
     flights = repository.read("flights")
-    landed = (flights["day"] == "6") & (flights["arr_delay"] != "NA")
-    flights.loc[landed, "arr_delay"] = "200"
+    flights.loc[(flights["day"] == "6") & (flights["arr_delay"] != "NA"), "arr_delay"] = "200"
     repository.write("flights", flights)
     after = built(repository, store, days(0, 6), before)
     fresh = ArtifactStore(tmp_path / "fresh")

@@ -64,8 +64,7 @@ def test_states_come_back_old_ones_are_pruned_and_a_finished_run_leaves_nothing(
             writer.save(epoch, 0, state)
     manifests = [key for key in keys(s3, prefix) if key.endswith(MANIFEST_NAME)]
     assert [key[:11] for key in manifests] == ["state-00002", "state-00003"]
-    newest = store.newest()
-    assert_equal(store.load(newest), large)
+    assert_equal(store.load(store.newest()), large)
     store.clear()
     assert keys(s3, prefix) == []
 

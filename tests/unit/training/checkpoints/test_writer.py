@@ -48,8 +48,7 @@ def saved(folder: Path) -> list[tuple[int, int]]:
 
 
 def newest_state(folder: Path) -> State:
-    ref = store_in(folder).newest()
-    return store_in(folder).load(ref)
+    return store_in(folder).load(store_in(folder).newest())
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

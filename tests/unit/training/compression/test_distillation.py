@@ -131,8 +131,7 @@ def test_a_teacher_adds_an_answer_to_each_row_and_changes_no_step(
             for a, b in zip(one.inputs, other.inputs, strict=True):
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
             assert torch.equal(one.labels[:, 1], other.labels)
-            ids = by_temperature[one.inputs[1][:, position].numpy()]
-            expected = expected_logit(ids, len(rows))
+            expected = expected_logit(by_temperature[one.inputs[1][:, position].numpy()], len(rows))
             np.testing.assert_allclose(one.labels[:, 0], expected, rtol=1e-4, atol=1e-5)
         for one, other in zip(ours.validation.blocks(), theirs.validation.blocks(), strict=True):
             assert torch.equal(labels_of(one.labels), other.labels)

@@ -19,8 +19,7 @@ ROWS = 300
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     codes, numeric = raw_rows(preprocessing(), ROWS)
-    positions = preprocessing().category_positions(codes)
-    return torch.from_numpy(positions), torch.from_numpy(numeric)
+    return torch.from_numpy(preprocessing().category_positions(codes)), torch.from_numpy(numeric)
 
 
 def kept_units(before: nn.Linear, after: nn.Linear) -> list[int]:

@@ -113,8 +113,7 @@ def test_what_versions_before_the_rename_hold_is_read(tmp_path: Path) -> None:
     stored = plan.compression.model_dump(mode="json")
     stored["is_taught"] = stored.pop("is_distilled")
     assert ModelCompression.model_validate(stored) == plan.compression
-    section = {"pruned_share": 0.5}
-    asked = {**use_case().model_dump(mode="json"), "shrinking": section}
+    asked = {**use_case().model_dump(mode="json"), "shrinking": {"pruned_share": 0.5}}
     asked.pop("compression")
     assert PipelineConfig.model_validate(asked).compression.pruned_share == 0.5
 

@@ -65,8 +65,7 @@ def test_r2_from_totals_of_any_parts_is_that_of_all_rows(
 
 
 def test_the_loss_of_a_large_error_grows_with_its_size_and_not_its_square() -> None:
-    labels = torch.tensor([3300.0, 5300.0, 103300.0])
-    losses = Regression(SCALE).row_losses(torch.zeros(3), labels)
+    losses = Regression(SCALE).row_losses(torch.zeros(3), torch.tensor([3300.0, 5300.0, 103300.0]))
     assert losses.tolist() == pytest.approx([0.0, 0.5, 49.5])
 
 
@@ -89,8 +88,7 @@ def test_labels_that_are_all_equal_are_refused() -> None:
 def test_a_plan_never_asks_for_more_rows_than_the_smallest_shard_has(
     smallest: int, rows_per_shard: int
 ) -> None:
-    config = TrainingConfig(num_shards=4, global_batch_size=4 * rows_per_shard)
-    plan = StepPlan.of(smallest, config)
+    plan = StepPlan.of(smallest, TrainingConfig(num_shards=4, global_batch_size=4 * rows_per_shard))
     assert 1 <= plan.rows_per_shard <= rows_per_shard
     assert plan.num_steps >= min(MIN_STEPS_PER_EPOCH, smallest)
     assert plan.num_steps * plan.rows_per_shard <= smallest

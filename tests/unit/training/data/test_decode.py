@@ -31,8 +31,7 @@ def decoded(
 
 
 def words_of(store: RowStore, shard: int) -> np.ndarray:
-    size = store.facts[shard].num_rows
-    return store.read(shard, np.array([0]), np.array([size]))
+    return store.read(shard, np.array([0]), np.array([store.facts[shard].num_rows]))
 
 
 @given(st.integers(1, 40), st.integers(1, 3000), st.integers(1, 8))

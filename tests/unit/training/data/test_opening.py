@@ -77,8 +77,7 @@ def test_a_window_without_both_labels_is_refused(tmp_path: Path) -> None:
 def test_an_empty_shard_is_refused_with_the_fix(tmp_path: Path) -> None:
     rows = frame(1600).astype({COLUMNS.label: "int64"})
     first = rows[rows.event_timestamp < splits().validation.start].head(3)
-    later = rows[rows.event_timestamp >= splits().validation.start]
-    few = pd.concat([first, later])
+    few = pd.concat([first, rows[rows.event_timestamp >= splits().validation.start]])
     few.loc[first.index, COLUMNS.label] = [0, 1, 0]
     with pytest.raises(DataContractError, match=r"have no training rows: .*lower num_shards"):
         opened(job(tmp_path, few, num_shards=16), tmp_path, 1)

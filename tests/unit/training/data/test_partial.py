@@ -99,8 +99,7 @@ def test_any_rows_that_are_read_from_a_location_equal_those_of_the_whole_file(
         ranged = SnapshotFile(partial.path, COLUMNS, num_shards, partial=partial)
         assert decoded(ranged, shards, window) == decoded(local, shards, window)
         held = [number for number, group in groups.items() if group.shards() & set(shards)]
-        lengths = [stored.parts[number][0] for number in (*held, -1)]
-        assert partial.num_bytes_brought == sum(lengths)
+        assert partial.num_bytes_brought == sum([stored.parts[number][0] for number in (*held, -1)])
         assert sum(length for length, _ in stored.parts) == stored.whole.stat().st_size
 
 
@@ -191,8 +190,7 @@ def test_ranks_of_a_host_bring_each_row_group_once_and_read_what_they_would_read
 ) -> None:
     stored = Stored.of(tmp_path, 1600, 100)
     local = job(tmp_path)
-    path = stored.remote.path
-    work = local.model_copy(update={"snapshot_path": path, "remote": stored.remote})
+    work = local.model_copy(update={"snapshot_path": stored.remote.path, "remote": stored.remote})
     read = counted_reads(monkeypatch)
     here, there = opened(local, tmp_path, 3), opened(work, tmp_path / "host", 3)
     whole = SnapshotFile(stored.whole, COLUMNS, 4)

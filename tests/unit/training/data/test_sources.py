@@ -68,8 +68,7 @@ SHUFFLES = st.builds(
 def test_an_epoch_takes_every_row_once_and_can_be_entered_anywhere(
     shuffle: Shuffle, num_rows: int, epoch: int, data: st.DataObject
 ) -> None:
-    rows = rows_of(shuffle, num_rows, epoch)
-    np.testing.assert_array_equal(np.sort(rows), np.arange(num_rows))
+    np.testing.assert_array_equal(np.sort(rows_of(shuffle, num_rows, epoch)), np.arange(num_rows))
     first_row = data.draw(st.integers(0, num_rows))
 
     def fields(pools: Iterator[Pool]) -> list[tuple[int, list[int]]]:
@@ -139,8 +138,7 @@ def test_an_iterator_closed_early_leaves_no_thread_and_reads_a_bounded_number_of
             return super().read(shard, starts, stops)
 
     store = CountingStore(tmp_path, snapshot, YEAR, range(NUM_SHARDS), lambda: None)
-    source = RowSource(store, preprocessing(), SHUFFLE, PLAN, num_threads=2)
-    rows = source.batches(0)
+    rows = RowSource(store, preprocessing(), SHUFFLE, PLAN, num_threads=2).batches(0)
     next(rows)
     assert reader_threads()
     rows.close()
@@ -153,8 +151,7 @@ def test_an_iterator_closed_early_leaves_no_thread_and_reads_a_bounded_number_of
 def test_a_file_cut_in_the_middle_of_an_epoch_is_an_error_of_the_training_thread(
     snapshot: SnapshotFile, tmp_path: Path, num_threads: int
 ) -> None:
-    source = source_of(snapshot, range(NUM_SHARDS), tmp_path, num_threads=num_threads)
-    rows = source.batches(0)
+    rows = source_of(snapshot, range(NUM_SHARDS), tmp_path, num_threads=num_threads).batches(0)
     next(rows)
     (cut,) = tmp_path.rglob("shard-00002.rows")
     with cut.open("r+b") as file:

@@ -21,8 +21,7 @@ def snapshot(tmp_path: Path) -> SnapshotFile:
 def open_store(folder: Path, snapshot: SnapshotFile, *shards: int) -> tuple[RowStore, int]:
     """A store in files, and how many row groups were looked at to make it."""
     groups: list[int] = []
-    store = RowStore(folder, snapshot, YEAR, shards, lambda: groups.append(1))
-    return store, len(groups)
+    return RowStore(folder, snapshot, YEAR, shards, lambda: groups.append(1)), len(groups)
 
 
 def test_decoded_shards_are_found_again_and_only_others_decoded(

@@ -112,8 +112,7 @@ def test_only_ready_pods_that_stay_are_hosts(tmp_path: Path) -> None:
     with http_listener(answer) as url:
         found = ready_pods("ml/job-name=flights", 2, url, tmp_path)
     assert found == {"job-worker-0.job": 2, "10.0.0.2": 2}
-    expected = "/api/v1/namespaces/ml/pods?labelSelector=job-name%3Dflights"
-    assert seen == [(expected, "Bearer abc")]
+    assert seen == [("/api/v1/namespaces/ml/pods?labelSelector=job-name%3Dflights", "Bearer abc")]
     with pytest.raises(TransientError, match="did not list the pods of ml"):
         ready_pods("ml/a=b", 2, "http://127.0.0.1:9", tmp_path)
 

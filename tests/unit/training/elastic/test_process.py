@@ -40,8 +40,7 @@ def test_only_known_hosts_are_reached_by_key_and_nothing_is_asked() -> None:
 @pytest.fixture
 def member(tmp_path: Path) -> Iterator[Member]:
     """A rank on this host that cannot begin."""
-    spec = ElasticSpec("no_such_module", tmp_path, {})
-    member = Member("localhost", 1, 0, spec, ElasticConfig())
+    member = Member("localhost", 1, 0, ElasticSpec("no_such_module", tmp_path, {}), ElasticConfig())
     yield member
     member.end()
 

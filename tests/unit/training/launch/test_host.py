@@ -23,8 +23,7 @@ from tasks.training.launch.worker import cores_near_gpu, cores_of_rank
 def test_ranks_are_as_configured_on_every_host_and_share_its_cores(
     changes: dict[str, object], num_cores: int, ranks: int, threads: int
 ) -> None:
-    config = TrainingConfig.model_validate(changes)
-    assert plan_ranks(config, num_cores)[:2] == (ranks, threads)
+    assert plan_ranks(TrainingConfig.model_validate(changes), num_cores)[:2] == (ranks, threads)
 
 
 GPU = "0000:3b:00.0"

@@ -45,14 +45,13 @@ def test_trees_are_a_model_like_any_other_and_are_grown_once(
     best = model.epochs[model.best_epoch]
     assert best.quality == max(epoch.quality for epoch in model.epochs) > 0.6
     labels, scores = validated(model, asked, store)
-    pairs = scores[labels == 1][:, None] - scores[labels == 0]
-    auc = (np.sign(pairs) / 2 + 0.5).mean()
-    assert auc == pytest.approx(best.quality, abs=1e-4)
+    assert (
+        np.sign(scores[labels == 1][:, None] - scores[labels == 0]) / 2 + 0.5
+    ).mean() == pytest.approx(best.quality, abs=1e-4)
     assert "step 0 (of 10 trees): train loss" in store.path(model.log).read_text()
 
     built = store.num_builds
-    again = making.make_model(asked, store, tmp_path)
-    assert (again, store.num_builds) == (model, built)
+    assert (making.make_model(asked, store, tmp_path), store.num_builds) == (model, built)
     # What only a network uses makes no other trees.
     other = asked.config.model_copy(update={"dropout": 0.1})
     same = making.make_model(replace(asked, config=other), store, tmp_path)

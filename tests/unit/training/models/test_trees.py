@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
 from tasks.training.core.network import exported
@@ -92,18 +92,6 @@ def test_trees_of_several_classes_answer_as_their_library_does(library: str) -> 
     np.testing.assert_allclose(seen, expected, atol=1e-5)
 
 
-def test_a_regression_gives_labels_in_their_own_unit() -> None:
-    rows = numbers(2000)
-    model = HistGradientBoostingRegressor(max_iter=20).fit(rows, labels(rows))
-    trees = [boosting._tree_of_nodes(of_class[0].nodes) for of_class in model._predictors]
-    base = float(np.ravel(model._baseline_prediction)[0])
-    scale = boosting.LabelScale(mean=100.0, deviation=7.0)
-    program = BoostingProgram([], grouped(trees, NUM_FEATURES), base, scale)
-    none = torch.zeros(len(rows), 0, dtype=torch.int32)
-    seen = program(none, torch.from_numpy(rows)).numpy()
-    np.testing.assert_allclose(seen, 100 + 7 * model.predict(rows), rtol=1e-6)
-
-
 def test_trees_of_lightgbm_answer_as_it_does() -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="the extra falaj[boosting]")
     rows = numbers(3000)
@@ -143,7 +131,6 @@ def test_a_tree_without_a_question_and_an_unknown_category_have_answers(tmp_path
     file = tmp_path / "model.pt2"
     file.write_bytes(exported(again, 1, 0))
     module = torch.export.load(io.BytesIO(file.read_bytes())).module()
-    codes = torch.tensor([[3], [9], [0], [77]], dtype=torch.int32)
-    scores = module(codes, torch.zeros(4, 0))
+    scores = module(torch.tensor([[3], [9], [0], [77]], dtype=torch.int32), torch.zeros(4, 0))
     logits = np.array([0.25 - 1, 0.25 + 1, 0.25 - 1, 0.25 - 1])
     np.testing.assert_allclose(scores.numpy(), 1 / (1 + np.exp(-logits)), rtol=1e-6)

@@ -22,8 +22,7 @@ def points(record: StudyRecord) -> list[dict[str, float | int | str]]:
 @pytest.mark.parametrize("rule", ["tpe", pytest.param("random", marks=pytest.mark.slow)])
 def test_a_search_runs_its_trials_and_names_the_best(tmp_path: Path, rule: str) -> None:
     trainer = Trainer()
-    config = search(num_trials=12, sampler=rule, pruner="none")
-    record = run_search(tmp_path, config, trainer)
+    record = run_search(tmp_path, search(num_trials=12, sampler=rule, pruner="none"), trainer)
     assert [t.number for t in record.trials] == list(range(12))
     assert {t.state for t in record.trials} == {"complete"}
     assert len(trainer.trained) == 12
@@ -38,8 +37,7 @@ def test_a_search_runs_its_trials_and_names_the_best(tmp_path: Path, rule: str) 
 @pytest.mark.slow
 def test_bad_trials_end_early_and_the_best_one_never_does(tmp_path: Path) -> None:
     trainer = Trainer()
-    config = search(num_trials=20, sampler="random")
-    record = run_search(tmp_path, config, trainer)
+    record = run_search(tmp_path, search(num_trials=20, sampler="random"), trainer)
     states = Counter(t.state for t in record.trials)
     assert states["pruned"] >= 3
     assert states["complete"] >= 3
@@ -110,8 +108,7 @@ def test_a_lost_trial_is_taken_up_again_and_given_up_after_its_retries(tmp_path:
         if epoch == 7 and losses and not losses[0]:
             losses.pop(0)
 
-    config = search(num_trials=3, pruner="none")
-    record = run_search(tmp_path, config, Trainer(stumble))
+    record = run_search(tmp_path, search(num_trials=3, pruner="none"), Trainer(stumble))
     assert [t.state for t in record.trials] == ["complete", "failed", "failed"]
     assert [t.attempts for t in record.trials] == [3, 3, 3]
     assert record.trials[1].reason == "lost 3 times: rank 1 was killed"
@@ -125,8 +122,7 @@ def test_what_says_nothing_about_a_point_stops_the_search_and_is_taken_up(tmp_pa
     with pytest.raises(StorageError, match="the disk is full"):
         run_search(tmp_path, config, Trainer(stumble))
     assert len(open_study(tmp_path, config).running()) == 1
-    record = run_search(tmp_path, config, Trainer())
-    assert [t.number for t in record.trials] == [0, 1, 2, 3]
+    assert [t.number for t in run_search(tmp_path, config, Trainer()).trials] == [0, 1, 2, 3]
 
 
 def test_no_trial_is_started_after_the_budget_is_spent(tmp_path: Path) -> None:

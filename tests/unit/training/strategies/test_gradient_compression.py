@@ -77,8 +77,7 @@ def test_what_was_left_out_survives_another_number_of_ranks() -> None:
     def after(ranks: ThreadCommunicator) -> Tensor:
         compressed = POWER_SGD(ranks)
         compressed.load(state)
-        at_once = left_out(compressed.state())
-        torch.testing.assert_close(at_once, left_out(state))
+        torch.testing.assert_close(left_out(compressed.state()), left_out(state))
         gradients = gradients_of(gradient(0, 0, 0.0))
         compressed.sum_(gradients)
         return gradients.flat + left_out(compressed.state())
@@ -136,11 +135,9 @@ def test_half_precision_keeps_11_bits_and_never_overflows(
 
 def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_was() -> None:
     """Power iteration on an unchanging matrix: its error falls to that of the cut-off SVD."""
-    generator = torch.Generator().manual_seed(5)
-    matrix = torch.randn(40, 30, generator=generator)
+    matrix = torch.randn(40, 30, generator=torch.Generator().manual_seed(5))
     matrix = matrix @ torch.diag(0.8 ** torch.arange(30.0))
-    values = torch.linalg.svdvals(matrix)
-    best = float(values[3:].square().sum().sqrt())
+    best = float(torch.linalg.svdvals(matrix)[3:].square().sum().sqrt())
 
     def part(ranks: ThreadCommunicator) -> list[float]:
         compressed = PowerSgdSum(ranks, rank=3)

@@ -61,8 +61,7 @@ def build(kind: str, ranks: ThreadCommunicator, local_steps: int, optimizer: Any
 
 def train(strategy: Any, steps: range) -> None:
     for step in steps:
-        share = share_of(step, strategy.ranks.rank, strategy.ranks.size)
-        strategy.train_step(share, ROWS, RATE)
+        strategy.train_step(share_of(step, strategy.ranks.rank, strategy.ranks.size), ROWS, RATE)
 
 
 def weights(strategy: Any) -> Tensor:

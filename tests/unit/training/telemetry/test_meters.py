@@ -18,9 +18,9 @@ def test_processor_energy_adds_packages_and_memory_over_their_range(tmp_path: Pa
     meter = meters.ProcessorMeter(tmp_path)
     assert meter.joules() == 0
     for number, folder in enumerate(zones):
-        before = int((folder / "energy_uj").read_text())
-        after = (before + 2_000_000 * 10**number) % (RANGE_UJ + 1)
-        (folder / "energy_uj").write_text(str(after))
+        (folder / "energy_uj").write_text(
+            str((int((folder / "energy_uj").read_text()) + 2_000_000 * 10**number) % (RANGE_UJ + 1))
+        )
     assert meter.joules() == meter.joules() == 2 + 200
     assert meter.known_by.startswith("RAPL counters of dram, package-0")
 
