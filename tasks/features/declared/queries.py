@@ -64,7 +64,7 @@ def frame_query(repo: Path, config: FeatureConfig) -> str:
         source=spec.source,
         time=_name(time or ""),
         row_id=row_id,
-        parts=[row_id] if spec.row_id or row_id != "row_id" else config.key_of(spec.source),
+        parts=config.key_of(spec.source) if row_id == "row_id" else [row_id],
         others=_others(spec.source, config, hidden),
         label=spec.label,
         label_column=spec.label_column,

@@ -75,6 +75,7 @@ def written(rows: pd.DataFrame, folder: Path, name: str = "orders.csv") -> str:
     [
         (orders(), "orders.csv", wishes()),
         (orders(), "orders.csv", wishes(template="events", key="Customer", label_known_after="7d")),
+        (orders(), "orders.csv", wishes(key="Order ID")),
         (orders().drop(columns="Customer"), "orders.json", wishes(time_zone="Asia/Muscat")),
         (
             orders().assign(Churned=orders()["Order ID"] % 2),
@@ -88,7 +89,15 @@ def written(rows: pd.DataFrame, folder: Path, name: str = "orders.csv") -> str:
         ),
         (series(1), "load.csv", wishes("load", template="timeseries", horizon="6h")),
     ],
-    ids=["table", "events", "json-without-key", "parquet", "several-series", "one-series"],
+    ids=[
+        "table",
+        "events",
+        "key-of-the-row",
+        "json-without-key",
+        "parquet",
+        "several-series",
+        "one-series",
+    ],
 )
 def test_what_is_proposed_has_no_mistake(
     rows: pd.DataFrame, file: str, wanted: Wishes, tmp_path: Path
