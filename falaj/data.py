@@ -368,12 +368,13 @@ def waive(rule: str, /, *, what: str = "", where: str = "", context: Here) -> Sh
     from tasks.governance.policy import Policies
 
     subject, policies = acting(context.settings, "approve", None), Policies(context.settings)
+    asked = " ".join(filter(None, (rule, what, where)))
     named = [w for w in policies.file.waivers if w.rule == rule]
     named = [w for w in named if what in ("", w.what) and where in ("", w.where)]
     if len(named) != 1:
         raise ConfigurationError(
-            f"policy.yaml has {len(named)} waivers of {rule} {what} {where}; expected one: write "
-            "it there first, and name --what or --where of several. Nothing was changed"
+            f"policy.yaml has {len(named)} waivers of {asked}; expected one: write it "
+            "there first, and name --what or --where of several. Nothing was changed"
         )
     agreed_by_two(context.home, subject, "waiver", named[0].about)
     fault = policies.signed(named[0]).fault(policies.today)
