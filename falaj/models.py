@@ -61,7 +61,8 @@ def existing_registry(settings: Settings) -> Registry:
     """
     if (registry := open_registry(settings)) is None:
         raise RegistryError(
-            f"nothing is registered in {settings.home}; `falaj run` makes a first version"
+            f"nothing is registered in {settings.home}; `falaj run`, in Python run() trains and "
+            "promotes one"
         )
     return registry
 
