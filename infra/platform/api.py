@@ -196,6 +196,7 @@ class PrefectApi:
 def http_client() -> httpx.Client:
     """Of servers on this machine and beside it; a proxy of the environment is not asked."""
     verify = ssl.create_default_context()  # as the machine and SSL_CERT_FILE have it
+    verify.minimum_version = ssl.TLSVersion.TLSv1_3
     return httpx.Client(trust_env=False, verify=verify, follow_redirects=True)
 
 
