@@ -20,11 +20,15 @@ from tasks.contracts.data import SourceFile
 from tasks.features.tables import copies
 from tasks.features.tables.build import current_tables
 from tasks.features.tables.raw_files import RawTable
+from tasks.governance import identity
 from tasks.governance.grants import SharedView, check_grant
 from tasks.governance.handling import Handling
 from tasks.governance.journal import Journal, process_identity
 from tasks.kernel import errors, files, settings, tenants
+from tasks.kernel.keys import address
 
+WHO_ACTS = (identity.TOKEN_FILE, address.TOKEN_FILE, address.CA)
+"""Variables that say by what a process shows who it is."""
 KINDS = {kind.code: kind for kind in (errors.AccessError, errors.TransientError)}
 """Errors of the owner's side that are the same for the reader; others are of the configuration."""
 
@@ -83,8 +87,8 @@ def tenant_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path
 
 
 def environment_of(home: Path) -> dict[str, str]:
-    """Of a process that works in another state: what this one is told of its own is left out."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
+    """Of a process that works in another state: who acts stays, where this one is does not."""
+    kept = {n: v for n, v in os.environ.items() if n in WHO_ACTS or not n.startswith("FALAJ_")}
     return {**kept, "FALAJ_HOME": str(home)}
 
 

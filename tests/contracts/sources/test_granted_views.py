@@ -1,6 +1,8 @@
 """A feature view of one tenant as a raw table of another: by a signed grant, until revoked."""
 
 import json
+import os
+import pwd
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -85,9 +87,11 @@ def as_red(red: Team) -> Callable[..., int]:
 
 
 def test_a_granted_view_is_read_as_its_owner_has_it_until_that_is_revoked(
-    red: Team, blue: Team, as_red: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    red: Team, blue: Team, as_red: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert as_red("grants", "add", "habits", "--to", "blue", "--until", "2999-01-01") == 0
+    monkeypatch.setenv("FALAJ_AUDIT", (heads := blue.repo / "heads").as_uri())
+    monkeypatch.setenv("LOGNAME", "mallory")
     landed, own = blue.read(window=month(3)), current_tables(red.settings.features_home, red.store)
     rows = pd.read_parquet(red.store.path(own.tables[0].artifact))
     inside = rows[rows["event_timestamp"].between(month(3).start, month(3).end, inclusive="left")]
@@ -102,6 +106,8 @@ def test_a_granted_view_is_read_as_its_owner_has_it_until_that_is_revoked(
     assert seen(blue.read(f"{URI}@{own.version[:12]}", month(3))) == seen(landed)
     with pytest.raises(ConfigurationError, match=f"of version {own.version[:12]}"):
         blue.read(f"{URI}@{'0' * 12}", month(3))
+    assert not heads.exists()  # of the owner's journal none are shipped where the reader ships
+    monkeypatch.delenv("FALAJ_AUDIT")
     blue.source(URI)
     features = blue.config.features
     (view,) = shared_views(table.uri for table in features.raw_tables)
@@ -117,11 +123,11 @@ def test_a_granted_view_is_read_as_its_owner_has_it_until_that_is_revoked(
     reads = red.acts("read-view")
     assert [act["outcome"] for act in reads] == ["ok", "ok", "refused", "refused"]
     assert (reads[0]["who"]["tenant"], reads[0]["who"]["use_case"]) == ("blue", "loyalty")
+    assert {act["who"]["user"] for act in reads} == {pwd.getpwuid(os.getuid()).pw_name}
     assert reads[0]["rows"] >= len(got)
     assert reads[0]["window"]["start"] == "2024-04-01T00:00:00Z"
     assert [red.acts(each)[0]["outcome"] for each in ("grant", "revoke-grant")] == ["ok", "ok"]
     assert as_red("audit", "verify") == 0
-    capsys.readouterr()
     assert as_red("grants", "revoke", "habits", "--to", "blue") == 2
 
 

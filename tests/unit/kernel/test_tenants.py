@@ -88,9 +88,7 @@ def test_no_path_of_a_raw_table_leads_into_the_state_of_others(
     assert open_source(undeclared("rows", "data/own.csv"), home / own, window, home)
 
 
-def test_what_is_not_said_of_a_tenant_again_stays(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_said_of_a_tenant_again_stays(home: Path) -> None:
     add = ["--home", str(home), "tenants", "add", "red"]
     assert main([*add, "--contact", "ana"]) == 0
     assert read_tenants(home)["red"] == Tenant(cores=2, contact="ana")
