@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tasks.governance import signing
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.settings import Settings
 
 
@@ -29,7 +29,7 @@ def sign_image(home: Path, image: str) -> None:
     subject, files = _named(image)
     if len(files["manifest.json"]) != hashlib.sha256().digest_size * 2:
         raise ConfigurationError(
-            f"{image} is no digest of an image; expected <name>@sha256:<64 digits>, as `buildah "
+            f"{image!r} is no digest of an image; expected <name>@sha256:<64 digits>, as `buildah "
             "push --digestfile FILE` writes it. Nothing was signed"
         )
     signing.sign(home, subject, files)
@@ -45,4 +45,7 @@ def check_image(home: Path, image: str) -> None:
 
 
 if __name__ == "__main__":
-    sign_image(Settings.from_environment().home, sys.argv[1])
+    try:
+        sign_image(Settings.from_environment().home, " ".join(sys.argv[1:]))
+    except FalajError as exc:
+        sys.exit(f"refused: {exc}")

@@ -96,6 +96,8 @@ def register(kind: str) -> None:
 if __name__ == "__main__":
     from prefect.cli import app
 
+    if not sys.argv[1:]:
+        sys.exit("name the kind of worker, as in: python -m infra.orchestration.worker process")
     register(sys.argv[1])
     sys.argv = ["prefect", "worker", "start", "--type", *sys.argv[1:]]
     app()
