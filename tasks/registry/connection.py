@@ -15,10 +15,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import Dialect, Engine, NullPool, create_engine, event, text
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from tasks.kernel import errors
@@ -133,10 +134,29 @@ def prepare_database(location: RegistryLocation) -> None:
         aside = path.with_name(f".{path.name}-new")
         for leftover in path.parent.glob(f"{aside.name}*"):  # of a process that was killed
             leftover.unlink()
-        _make_tables(f"{SQLITE_SCHEME}{aside}")
+        with _unsynced(aside):  # a hundred migrations, each of which would wait for the disk
+            _make_tables(f"{SQLITE_SCHEME}{aside}")
         flush_to_disk(aside)
         aside.replace(path)
         flush_to_disk(path.parent)
+
+
+@contextmanager
+def _unsynced(file: Path) -> Iterator[None]:
+    """Let connections to one SQLite file keep their journal in memory, and flush nothing."""
+
+    def connect(dialect: Dialect, _: object, where: list[str], options: dict[str, Any]) -> Any:
+        if where != [str(file)]:
+            return None
+        made = dialect.connect(*where, **options)
+        made.executescript("PRAGMA journal_mode=MEMORY; PRAGMA synchronous=OFF")
+        return made
+
+    event.listen(Engine, "do_connect", connect)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "do_connect", connect)
 
 
 _PREPARED: set[str] = set()
