@@ -258,16 +258,12 @@ class TrainingSet(Described):
         return self.sql or f"training_set (declared in {USE_CASE_FILE})"
 
     @model_validator(mode="after")
-    def _baseline_is_of_a_number(self) -> Self:
+    def _parts_are_of_their_task(self) -> Self:
         if self.task != "regression" and (self.baseline or self.label_unit):
             raise ValueError(
                 "baseline and label_unit are of a label that is a number; set task to regression "
                 "or leave them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _classes_are_of_their_task(self) -> Self:
         names, fewest = set(self.class_names), 3 if self.task == "multi-class" else 0
         if len(names) < fewest or len(names) < len(self.classes) or "" in names:
             raise ValueError(

@@ -100,9 +100,8 @@ def _parsed(text: str, history: TimeWindow, zone: str) -> Fault:
         with suppress(ValueError):
             local = datetime.fromisoformat(f"{year}-{match['day']}T{match['time'] or '00:00'}")
             start = local.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
-            length = timedelta(
-                hours=int(match["length"] or 0) * (24 if match["unit"] == "d" else 1)
-            )
+            hours = int(match["length"] or 0) * (24 if match["unit"] == "d" else 1)
+            length = timedelta(hours=hours)
             if history.start <= start < history.end:
                 return Fault(
                     kind=kind,
@@ -411,9 +410,8 @@ def flip_labels(snapshot: FeatureSnapshot, fault: Fault, store: ArtifactStore) -
             _refuse(fault, f"changes none of {len(inside):,} rows", "a larger share, or more time")
         inside = inside[rows[spec.label].is_valid().to_numpy(zero_copy_only=False)[inside]]
         number = min(number, len(inside))
-        chosen = np.random.default_rng(int(content_key(fault)[:8], 16)).choice(
-            inside, number, replace=False
-        )
+        rng = np.random.default_rng(int(content_key(fault)[:8], 16))
+        chosen = rng.choice(inside, number, replace=False)
         labels = rows[spec.label].to_numpy(zero_copy_only=False).astype(np.float64)
         turned = np.nanmax(labels) + np.nanmin(labels) - labels
         labels[chosen] = ((labels + 1) % spec.num_labels if spec.classes else turned)[chosen]

@@ -23,6 +23,12 @@ from tasks.kernel.settings import Settings
 # finished result is found again in milliseconds.
 
 
+def _published(settings: Settings) -> data.FeatureTables:
+    from tasks.features.tables.build import current_tables
+
+    return current_tables(settings.features_home, settings.store)
+
+
 @task(name="land-raw-rows", task_run_name="land-{window.slug}", **uncached(1800))
 def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> data.LandedRows:
     """Copy the window's raw rows, typed, into the artifact store.
@@ -54,10 +60,9 @@ def build_feature_tables(
     Safe to retry: a version is a folder of its own, renamed into place when whole.
     """
     from tasks.features.tables.build import build_feature_tables as build
-    from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
-    base = current_tables(settings.features_home, settings.store)
+    base = _published(settings)
     tables = build(validated, base, config, settings.feature_repo, settings.store)
     rows = [
         {"table": t.name, "rows": t.num_rows, "bytes": t.artifact.num_bytes} for t in tables.tables
@@ -119,11 +124,10 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
     Raises:
         ConfigurationError: the table has no time column. Not retried.
     """
-    from tasks.features.tables.build import count_rows, current_tables
+    from tasks.features.tables.build import count_rows
 
     settings = Settings.from_environment()
-    tables = current_tables(settings.features_home, settings.store)
-    return count_rows(tables, table, window, config, settings.store)
+    return count_rows(_published(settings), table, window, config, settings.store)
 
 
 @task(name="build-training-set", task_run_name="training-set-{window.slug}", **uncached(3600))
@@ -139,11 +143,10 @@ def build_training_set(
         ConfigurationError: the feature service does not exist. Not retried.
         SignatureError: the training set that is there is somebody else's. Not retried.
     """
-    from tasks.features.tables.build import current_tables
     from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 
     settings = Settings.from_environment()
-    tables = tables or current_tables(settings.features_home, settings.store)
+    tables = tables or _published(settings)
     key = training_set_key(tables, window, config, settings.feature_repo)
     snapshot = find_signed(settings.store, SNAPSHOTS, key, data.FeatureSnapshot)
     if snapshot is None:
@@ -178,11 +181,9 @@ def rank_single_features(
         DataContractError: an input is the label, or was made from it. Not retried.
     """
     from tasks.features.checks.single_features import rank_single_features as rank
-    from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
-    read = tables or current_tables(settings.features_home, settings.store)
-    ranking = rank(snapshot, read, config, splits, settings.store)
+    ranking = rank(snapshot, tables or _published(settings), config, splits, settings.store)
     rows = [feature.model_dump(mode="json") for feature in ranking.features]
     meaning = "What single inputs tell about the label on the test rows"
     create_table_artifact(rows, "single-features", meaning)
@@ -204,12 +205,10 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     """
     import_feast()
     from tasks.features.checks.parity import check_parity
-    from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
-    tables = current_tables(settings.features_home, settings.store)
     with on_behalf_of(flow_run.id):
-        report = check_parity(tables, config, settings)
+        report = check_parity(_published(settings), config, settings)
     rows = [view.model_dump(mode="json") for view in report.views]
     result = " ".join([f"Online and offline: {report.result}.", *report.evidence])
     create_table_artifact(rows, "feature-parity", result)

@@ -17,7 +17,7 @@ from functools import wraps
 from inspect import Parameter, isclass, signature
 from pathlib import Path
 from ssl import TLSVersion
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -62,9 +62,9 @@ class _Registry(_Section):
     cache_ttl_seconds: int = 600
     cache_mode: str | None = None
     enable_online_feature_view_versioning: bool = False
-    serve_features_while_materializing: Annotated[
-        Literal[True], Field(description="without it readers are refused while a view is written")
-    ]
+    serve_features_while_materializing: Literal[True] = Field(
+        description="without it readers are refused while a view is written"
+    )
     sqlalchemy_config_kwargs: dict[str, Any] = {}
     thread_pool_executor_worker_count: int = 0
 
@@ -81,45 +81,42 @@ class _Registry(_Section):
 
 
 class _Engine(_Section):
-    type: Annotated[
-        Literal["tasks.features.online.vector_engine.VectorComputeEngine"],
-        Field(description="any other does not say what it wrote"),
-    ]
+    type: Literal["tasks.features.online.vector_engine.VectorComputeEngine"] = Field(
+        description="any other does not say what it wrote"
+    )
     backend: str = "pandas"
 
 
 class _Materialization(_Section):
-    pull_latest_features: Annotated[
-        Literal[True], Field(description="the default pulls the whole range into memory")
-    ]
-    online_write_batch_size: Annotated[
-        int,
-        Field(gt=0, le=100_000, description="the default makes Python objects of all rows at once"),
-    ]
+    pull_latest_features: Literal[True] = Field(
+        description="the default pulls the whole range into memory"
+    )
+    online_write_batch_size: int = Field(
+        gt=0, le=100_000, description="the default makes Python objects of all rows at once"
+    )
 
 
 class _Audit(_Section):
-    path: Annotated[str, Field(min_length=1, description="else nothing would be audited")]
+    path: str = Field(min_length=1, description="else nothing would be audited")
 
 
 class _Profile(_Section):
     project: str
     project_description: str | None = None
-    provider: Annotated[
-        Literal["tasks.features.access.provider.AuditedProvider"],
-        Field(description="any other writes no audit"),
-    ]
+    provider: Literal["tasks.features.access.provider.AuditedProvider"] = Field(
+        description="any other writes no audit"
+    )
     registry: _Registry
     online_store: dict[str, Any]
-    offline_store: Annotated[
-        dict[str, Any], Field(description=f"the default, dask, drops entity rows; use {ASOF_STORE}")
-    ]
+    offline_store: dict[str, Any] = Field(
+        description=f"the default, dask, drops entity rows; use {ASOF_STORE}"
+    )
     batch_engine: _Engine
     feature_server: dict[str, Any] | None = None
     materialization: _Materialization
-    entity_key_serialization_version: Annotated[
-        Literal[3], Field(description="keys written in another form are never found again")
-    ]
+    entity_key_serialization_version: Literal[3] = Field(
+        description="keys written in another form are never found again"
+    )
     data_quality_monitoring: Any = None
     audit: _Audit
     coerce_tz_aware: bool = True
@@ -187,11 +184,9 @@ def read_profile(home: Path, repo: Path) -> dict[str, Any]:
     except ValidationError as exc:  # its own text would show passwords
         faults = "; ".join(_described(dict(e)) for e in exc.errors(include_input=False))
         raise ConfigurationError(f"{file.name}: {faults}. Nothing was opened") from None
-    online = filled["online_store"].get("connection_string")
-    if online or "://" in filled["registry"]["path"]:
-        asked = [
-            Placement("features", each) for each in (online, filled["registry"]["path"]) if each
-        ]
+    online, registry = filled["online_store"].get("connection_string"), filled["registry"]["path"]
+    if online or "://" in registry:
+        asked = [Placement("features", each) for each in (online, registry) if each]
         require_placements(Settings(home, repo), asked)
     if os.environ.get(ENCRYPTION) and "ssl=true" in str(online).split(","):
         filled["online_store"]["connection_string"] += f",ssl_min_version={TLSVersion.TLSv1_3:d}"

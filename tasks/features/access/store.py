@@ -254,12 +254,8 @@ def apply_definitions(
             on reading it until new tables are published.
     """
     applied = store.home / "feast" / "applied.json"
-    digest = definitions_digest(store.repo)
-    if (
-        read_json(bring(applied)).get("definitions") == digest
-        and store.list_feature_views()
-        and not again
-    ):
+    digest, known = definitions_digest(store.repo), read_json(bring(applied)).get("definitions")
+    if known == digest and store.list_feature_views() and not again:
         return
     objects = definitions if definitions is not None else load_definitions(store.repo)
     _check_sources(objects, store)

@@ -34,6 +34,7 @@ import json
 import logging
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -244,12 +245,10 @@ def check_parity(tables: FeatureTables, config: FeatureConfig, settings: Setting
     service = find_service(feast, config.training_set.feature_service)
     # What is too old is blank as in training, whatever servers do; nothing is of after the moment.
     patience_s = max(config.online.timeout_s, PATIENCE_S)
-    reader = OnlineReader(feast, service, OnlineConfig(clock_tolerance_s=0.0, timeout_s=patience_s))
-    try:
+    patient = OnlineConfig(clock_tolerance_s=0.0, timeout_s=patience_s)
+    with closing(OnlineReader(feast, service, patient)) as reader:
         drawn, overtaken = draw_entities(reader, feast, watermarks)
         answers = _ask(reader, feast, service, drawn)
-    finally:
-        reader.close()
     views: list[ViewParity] = []
     examples: list[ParityDifference] = []
     for position, view in enumerate(reader.plan.views):

@@ -115,16 +115,15 @@ class SingleScores:
         """Test rows that the scores are of."""
         return len(self._of_test)
 
-    def is_text(self, column: str) -> bool:
-        """Whether a column is taken as categories."""
-        return column in self.columns.categorical
+    def score(self, column: str, others: pd.Series[Any] | None = None) -> float:
+        """AUC, or R2 of a regression, of a model that sees this column alone; at best 1.
 
-    def score(self, column: str) -> float:
-        """AUC, or R2 of a regression, of a model that sees this column alone; at best 1."""
-        return self.score_values(self._read(column), is_text=self.is_text(column))
-
-    def score_values(self, values: pd.Series[Any], *, is_text: bool) -> float:
-        """The same for other values of a column, in the order of the snapshot."""
+        Args:
+            column: an input.
+            others: taken for its values, in the order of the snapshot.
+        """
+        values = self._read(column) if others is None else others
+        is_text = column in self.columns.categorical
         if not (self.train.any() and self.test.any()):
             return 0.0
         bins = _text_bins(values, self.train) if is_text else _number_bins(values, self.train)
@@ -184,16 +183,13 @@ def _score_before(
     if not feature:
         # Of whom the row before is, the frame alone does not say: the keys that tell most.
         before = [_earlier_in_frame(column, t.entity_keys, rows) for t in known]
-        scores = [rows.score_values(values, is_text=rows.is_text(column)) for values in before]
-        return max(scores, default=None)
+        return max((rows.score(column, values) for values in before), default=None)
     found = [t for t in known if t.name == view and not t.static]
     refs = [ref for ref in tables.tables if ref.name == view]
     if not found or not refs:
         return None
-    earlier = _earlier_in_table(
-        feature, found[0].entity_keys, parquet(store.path(refs[0].artifact)), rows
-    )
-    return rows.score_values(earlier, is_text=rows.is_text(column))
+    table = parquet(store.path(refs[0].artifact))
+    return rows.score(column, _earlier_in_table(feature, found[0].entity_keys, table, rows))
 
 
 def _earlier_in_frame(

@@ -105,9 +105,8 @@ def verify_snapshot(snapshot: FeatureSnapshot, settings: Settings) -> SnapshotVe
         feast = _private_store(definitions, settings, features_folder(tables, store), scratch)
         retrieve(feast, feast.list_feature_services()[0], config.training_set, frame, rebuilt)
         digest = digest_of(rebuilt)
-        differences: tuple[str, ...] = ()
-        if digest != (snapshot.retrieved_sha256 or snapshot.data.sha256):
-            differences = tuple(_differences(snapshot, rebuilt, store))
+        same = digest == (snapshot.retrieved_sha256 or snapshot.data.sha256)
+        differences = () if same else tuple(_differences(snapshot, rebuilt, store))
     return SnapshotVerification(
         snapshot_sha256=snapshot.data.sha256,
         rebuilt_sha256=digest,

@@ -242,9 +242,8 @@ def described_features(repo: Path) -> DescribedFeatures:
             takes.
     """
     files = (repo / USE_CASE_FILE, *sorted(repo.rglob("*.sql")))
-    return _described_features(
-        repo, tuple((each, digest_of(each)) for each in files if each.exists())
-    )
+    digests = tuple((each, digest_of(each)) for each in files if each.exists())
+    return _described_features(repo, digests)
 
 
 @lru_cache(4)

@@ -32,7 +32,6 @@ from feast.infra.offline_stores.contrib.spark_offline_store.spark import (
 )
 from feast.infra.offline_stores.contrib.spark_offline_store.spark_source import SparkSource
 from feast.infra.offline_stores.file_source import FileSource
-from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import RepoConfig
 
 from tasks.features.offline.spark_tables import SparkTables, started
@@ -60,10 +59,7 @@ class GuardedSparkOfflineStore(SparkOfflineStore):
         feature_views: list[FeatureView],
         feature_refs: list[str],
         entity_df: pd.DataFrame | str,
-        registry: BaseRegistry,
-        project: str,
-        full_feature_names: bool = False,
-        filter_by_created_timestamp: bool = False,
+        *arguments: Any,
         **options: Any,
     ) -> GuardedSparkJob:
         """Point-in-time join of `entity_df` (a frame, or SQL that Spark understands)."""
@@ -80,10 +76,7 @@ class GuardedSparkOfflineStore(SparkOfflineStore):
             [_on_spark(view, config) for view in feature_views],
             [re.sub(r"@v\d+:", ":", ref) for ref in feature_refs],
             entity_df,
-            registry,
-            project,
-            full_feature_names,
-            filter_by_created_timestamp,
+            *arguments,
             **options,
         )
         return GuardedSparkJob.of(job, num_rows)

@@ -213,12 +213,7 @@ class FeastBackend(OnlineBackend):
     def fetch(self, keys: Sequence[list[Any]]) -> list[Rows]:
         """See `OnlineBackend`."""
         with self._lock:
-            return [
-                self._read_group(group, check, distinct)
-                for group, check, distinct in zip(
-                    self._plan.groups, self._encoders, keys, strict=True
-                )
-            ]
+            return list(map(self._read_group, self._plan.groups, self._encoders, keys))
 
     def moment(self, cell: datetime) -> int:
         """See `OnlineBackend`."""

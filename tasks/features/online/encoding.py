@@ -118,9 +118,15 @@ def encode_column(column: pa.Array, value_type: ValueType) -> EncodedColumn:
     cells = native(column, value_type) if native else None
     if cells is not None:
         return EncodedColumn(cells, converted_by_feast=False)
-    messages = python_values_to_proto_values(column.to_numpy(zero_copy_only=False), value_type)
-    slow = pa.array([message.SerializeToString() for message in messages], BINARY)
-    return EncodedColumn(slow, converted_by_feast=True)
+    slow = [message.SerializeToString() for message in _by_feast(column, value_type)]
+    return EncodedColumn(pa.array(slow, BINARY), converted_by_feast=True)
+
+
+def _by_feast(column: pa.Array, value_type: ValueType) -> list[Value]:
+    messages: list[Value] = python_values_to_proto_values(
+        column.to_numpy(zero_copy_only=False), value_type
+    )
+    return messages
 
 
 def encode_entity_keys(
@@ -189,12 +195,8 @@ def _key_parts(name: str, column: pa.Array, value_type: ValueType) -> list[pa.Ar
         lengths = pc.binary_length(data).to_numpy(zero_copy_only=False).astype("<u4")
         return [constant(struct.pack("<I", KeyType.STRING)), fixed(b"", lengths, None), data]
     try:
-        packed = [
-            _serialize_val(value.WhichOneof("val"), value, 3)
-            for value in python_values_to_proto_values(
-                column.to_numpy(zero_copy_only=False), value_type
-            )
-        ]
+        values = _by_feast(column, value_type)
+        packed = [_serialize_val(value.WhichOneof("val"), value, 3) for value in values]
     except ValueError as exc:
         raise DataContractError(
             f"join key {name} is {value_type.name}, which cannot be an entity key ({exc}); "
@@ -241,14 +243,11 @@ def _delimited(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray |
 
 
 _LAYOUTS: dict[ValueType, Callable[[pa.Array, ValueType], pa.LargeBinaryArray | None]] = {
-    ValueType.FLOAT: _floats,
-    ValueType.DOUBLE: _floats,
+    **dict.fromkeys((ValueType.FLOAT, ValueType.DOUBLE), _floats),
     **dict.fromkeys((ValueType.INT32, ValueType.INT64, ValueType.BOOL), _whole),
     ValueType.UNIX_TIMESTAMP: _timestamps,
-    **dict.fromkeys(
-        (ValueType.STRING, ValueType.UUID, ValueType.TIME_UUID, ValueType.DECIMAL), _delimited
-    ),
-    ValueType.BYTES: _delimited,
+    **dict.fromkeys((ValueType.STRING, ValueType.BYTES), _delimited),
+    **dict.fromkeys((ValueType.UUID, ValueType.TIME_UUID, ValueType.DECIMAL), _delimited),
 }
 _WIRE_TYPES = {
     ValueType.FLOAT: FIXED32,

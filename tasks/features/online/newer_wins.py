@@ -73,34 +73,23 @@ def micros(moment: datetime) -> int:
 
 
 def checked(view: str, batches: Iterable[EncodedRows]) -> Iterator[EncodedRows]:
-    """The batches, each with no time that cannot be.
+    """The batches, each without a time in the future: newer values would be held back by it.
 
     Raises:
         WindowError: an event time or a `created` lies in the future.
     """
     for rows in batches:
-        if len(rows):
-            created = rows.created_us
-            check_newest(
-                view, int(rows.events_us.max()), None if created is None else int(created.max())
-            )
+        now = micros(datetime.now(UTC))
+        events = ("event time", rows.events_us, CLOCK_SKEW)
+        for name, moments_us, ahead in (events, ("created", rows.created_us, LONGEST_LAG)):
+            newest_us = 0 if moments_us is None else int(moments_us.max(initial=0))
+            if newest_us > now + ahead // timedelta(microseconds=1):
+                raise WindowError(
+                    f"feature view {view}: {name} reaches {_shown(newest_us)}, more than {ahead} "
+                    f"ahead of now, {_shown(now)}. Correct the source. Nothing of this batch was "
+                    "written"
+                )
         yield rows
-
-
-def check_newest(view: str, event_us: int, created_us: int | None) -> None:
-    """Refuse a time that lies in the future: newer values would be held back by it.
-
-    Raises:
-        WindowError: the newest event time or `created` lies in the future.
-    """
-    now = micros(datetime.now(UTC))
-    newest = (("event time", event_us, CLOCK_SKEW), ("created", created_us or 0, LONGEST_LAG))
-    for name, moment_us, ahead in newest:
-        if moment_us > now + ahead // timedelta(microseconds=1):
-            raise WindowError(
-                f"feature view {view}: {name} reaches {_shown(moment_us)}, more than {ahead} ahead "
-                f"of now, {_shown(now)}. Correct the source. Nothing of this batch was written"
-            )
 
 
 def _shown(moment_us: int) -> str:

@@ -77,13 +77,9 @@ class KeyGroup:
 
     def entity_key(self, key: Any) -> EntityKey:
         """A key as Feast's own stores take it."""
-        values = [key] if len(self.key_types) == 1 else list(key)
-        return EntityKey(
-            join_keys=list(self.join_keys),
-            entity_values=[
-                _proto(value, kind) for value, kind in zip(values, self.key_types, strict=True)
-            ],
-        )
+        values = [key] if len(self.key_types) == 1 else key
+        packed = [_proto(value, kind) for value, kind in zip(values, self.key_types, strict=True)]
+        return EntityKey(join_keys=self.join_keys, entity_values=packed)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,7 @@ class OnlineReader:
         config: policies and time-outs.
     """
 
-    def __init__(
-        self, store: FeatureStore, service: FeatureService, config: OnlineConfig | None = None
-    ) -> None:
-        config = config or OnlineConfig()
+    def __init__(self, store: FeatureStore, service: FeatureService, config: OnlineConfig) -> None:
         self.plan = plan_read(store, service, config)
         self._backend = open_backend(store, self.plan, config)
         self._decoder = _Decoder(self.plan, self._backend.moment)

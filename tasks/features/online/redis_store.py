@@ -332,18 +332,12 @@ def _words(words: Sequence[bytes]) -> bytes:
 
 def _bulk(array: pa.LargeBinaryArray) -> list[pa.Array | pa.Scalar]:
     """Parts of Redis' protocol for one text in each row: its length, and the text."""
-    lengths = pc.binary_length(array)
+    lengths, end = pc.binary_length(array), encoding.constant(b"\r\n")
     shortest, longest = (pc.min_max(lengths)[name].as_py() for name in ("min", "max"))
     if shortest == longest:
-        return [encoding.constant(b"$%d\r\n" % longest), array, encoding.constant(b"\r\n")]
+        return [encoding.constant(b"$%d\r\n" % longest), array, end]
     digits = pc.cast(pc.cast(lengths, pa.large_string()), encoding.BINARY)
-    return [
-        encoding.constant(b"$"),
-        digits,
-        encoding.constant(b"\r\n"),
-        array,
-        encoding.constant(b"\r\n"),
-    ]
+    return [encoding.constant(b"$"), digits, end, array, end]
 
 
 @contextmanager

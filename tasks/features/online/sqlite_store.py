@@ -28,16 +28,8 @@ from feast.repo_config import RepoConfig
 from pydantic import model_validator
 
 from tasks.features.offline.duck import sql_text
+from tasks.features.online import newer_wins
 from tasks.features.online.encoding import NO_TIME, EncodedRows
-from tasks.features.online.newer_wins import (
-    EPOCH,
-    EVERYTHING,
-    PUSHED,
-    NewerWinsOnlineStore,
-    Origin,
-    Removal,
-    checked,
-)
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tasks.kernel.files import shows_damage
 
@@ -71,7 +63,7 @@ class NewerWinsSqliteOnlineStoreConfig(SqliteOnlineStoreConfig):
         return self
 
 
-class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
+class NewerWinsSqliteOnlineStore(newer_wins.NewerWinsOnlineStore, SqliteOnlineStore):
     """One SQLite file in which a batch is written whole or not at all, beside its readers."""
 
     _inode: tuple[int, int] | None = None
@@ -106,7 +98,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         config: RepoConfig,
         table: FeatureView,
         batches: Iterable[EncodedRows],
-        origin: Origin = PUSHED,
+        origin: newer_wins.Origin = newer_wins.PUSHED,
     ) -> int:
         """As `NewerWinsOnlineStore.write_rows`; what was committed before an error stays, whole.
 
@@ -119,7 +111,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         """
         name, written = _table_id_of(config, table), 0
         with self._writer(config) as connection:
-            for rows in checked(table.name, batches):
+            for rows in newer_wins.checked(table.name, batches):
                 if not connection.in_transaction:
                     connection.execute("BEGIN IMMEDIATE")
                     begun = time.monotonic()
@@ -131,7 +123,10 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         return written
 
     def remove_values(
-        self, config: RepoConfig, table: FeatureView, meant: Removal = EVERYTHING
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        meant: newer_wins.Removal = newer_wins.EVERYTHING,
     ) -> int:
         """As `NewerWinsOnlineStore.remove_values`, in one transaction."""
         name = _table_id_of(config, table)
@@ -222,7 +217,9 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
                 yield connection
 
 
-def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origin: Origin) -> int:
+def _upsert(
+    connection: sqlite3.Connection, table: str, rows: EncodedRows, origin: newer_wins.Origin
+) -> int:
     """Write one batch; returns the number of values that were written."""
     name = _quote_id(table)
     _make_ready(connection, table)
@@ -289,7 +286,8 @@ def _in_order_of_keys(rows: EncodedRows) -> list[tuple[object, ...]]:
 @lru_cache(65_536)
 def feasts_seconds(moment_us: int) -> int:
     """Feast's time: the UTC wall clock read as local time, in whole seconds, cut towards zero."""
-    return int((EPOCH.replace(tzinfo=None) + timedelta(microseconds=moment_us)).timestamp())
+    epoch = newer_wins.EPOCH.replace(tzinfo=None)
+    return int((epoch + timedelta(microseconds=moment_us)).timestamp())
 
 
 def _version_tables(connection: sqlite3.Connection, table: str) -> list[str]:

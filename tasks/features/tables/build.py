@@ -374,13 +374,12 @@ class _Draft(Queries):
     folder: StagedFolder
 
     def merge_raw(self, validated: ValidatedRows) -> None:
-        """Replace the window's rows of every raw table, then make all of them readable by name."""
-        landed = {t.name: self.store.path(t.artifact) for t in validated.landed.tables}
+        """Replace the window's rows of every raw table."""
+        landed = validated.landed
+        files = {t.name: self.store.path(t.artifact) for t in landed.tables}
         for table in self.config.raw_tables:
-            rows = f"(SELECT * FROM {parquet(landed[table.name])})"
-            self._replace(
-                RAW, table.name, rows, table.time_column, table.key, validated.landed.window
-            )
+            rows = f"(SELECT * FROM {parquet(files[table.name])})"
+            self._replace(RAW, table.name, rows, table.time_column, table.key, landed.window)
 
     def compute_features(self, window: TimeWindow, sources: Iterable[str]) -> None:
         """Recompute every feature table wherever the window's rows can be felt."""

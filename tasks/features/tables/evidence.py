@@ -12,6 +12,7 @@ again from it. It names no moment and no machine, so equal inputs give an equal 
 """
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -124,31 +125,27 @@ def pinned_views(feast: FeatureStore, service: ServiceVersion) -> list[FeatureVi
 
 def definitions_in_registry(feast: FeatureStore) -> dict[str, list[Any]]:
     """All active definitions of the project, without moments and numbers, in order of name."""
-    groups = {
-        "entities": feast.list_entities(),
-        "data_sources": feast.list_data_sources(),
-        "feature_views": feast.list_feature_views(),
-    }
     return {
-        kind: [_as_json(o) for o in sorted(objects, key=lambda o: str(o.name))]
-        for kind, objects in groups.items()
+        "entities": _by_name(feast.list_entities()),
+        "data_sources": _by_name(feast.list_data_sources()),
+        "feature_views": _by_name(feast.list_feature_views()),
     }
 
 
 def _definitions(
     feast: FeatureStore, service: ServiceVersion, views: list[FeatureView]
 ) -> dict[str, Any]:
-    entities = {name for view in views for name in view.entities}
+    named = {name for view in views for name in view.entities}
     return {
         "project": feast.project,
-        "entities": [
-            _as_json(e)
-            for e in sorted(feast.list_entities(), key=lambda e: str(e.name))
-            if e.name in entities
-        ],
+        "entities": _by_name(each for each in feast.list_entities() if each.name in named),
         "feature_views": [_as_json(view) for view in views],
         "feature_service": _as_json(feast.get_feature_service(service.registered_name)),
     }
+
+
+def _by_name(things: Iterable[Entity | DataSource | FeatureView]) -> list[Any]:
+    return [_as_json(each) for each in sorted(things, key=lambda each: str(each.name))]
 
 
 def _as_json(thing: Entity | DataSource | FeatureView | FeatureService) -> Any:

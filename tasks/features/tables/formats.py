@@ -97,14 +97,7 @@ def unpacked(source: Path, folder: Path) -> Path:
                 )
             with archive.open(members[0]) as packed:
                 return _written(packed, folder, Path(members[0].filename).suffix)
-    except (
-        zipfile.BadZipFile,
-        gzip.BadGzipFile,
-        zlib.error,
-        EOFError,
-        RuntimeError,
-        NotImplementedError,
-    ) as exc:
+    except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError) as exc:
         raise DataContractError(
             f"{source.name} cannot be unpacked ({exc}); expected a whole zip of one CSV, "
             "without a password, or a whole .gz"

@@ -131,12 +131,8 @@ def _land_table(
         )
     origin = f"{source.seen.num_bytes:,} bytes of {source.seen.uri}"
     logger.info("landed %s rows of %s, from %s", f"{num_rows:,}", table.name, origin)
-    return TableRef(
-        name=table.name,
-        artifact=folder.artifact(f"{table.name}.parquet"),
-        num_rows=num_rows,
-        source=source.seen,
-    )
+    artifact = folder.artifact(target.name)
+    return TableRef(name=table.name, artifact=artifact, num_rows=num_rows, source=source.seen)
 
 
 def _check_unchanged(table: RawTable, source: Source) -> None:

@@ -104,9 +104,8 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> copies.Sour
             return list(pool.map(copy, found))
 
     num_bytes = sum(info.size for info in found)
-    return copies.Source(
-        SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes), bring, digest
-    )
+    seen = SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes)
+    return copies.Source(seen, bring, digest)
 
 
 def http_source(table: RawTable, scratch: Path) -> copies.Source:

@@ -11,14 +11,7 @@ import pytest
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import MaterializedView
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
-from tasks.features.tables.ledger import (
-    Ledger,
-    load_ledger,
-    online_views,
-    read_token,
-    write_ledger,
-    write_token,
-)
+from tasks.features.tables import ledger as ledgers
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import days
@@ -36,8 +29,8 @@ def beside(three_days: Refreshed, folder: Path) -> Refreshed:
     return installation, tables
 
 
-def ledger_of(home: Path) -> Ledger:
-    ledger = load_ledger(home)
+def ledger_of(home: Path) -> ledgers.Ledger:
+    ledger = ledgers.load_ledger(home)
     assert ledger
     return ledger
 
@@ -89,7 +82,7 @@ def test_the_watermark_stays_where_entities_are_missing_after_the_write(
     monkeypatch.setattr(NewerWinsSqliteOnlineStore, "count_entities", lambda *_: 1)
     with pytest.raises(FeatureStoreError, match=r"1 are online, expected .* watermark was not"):
         installation.materialize(tables, days(0, 3))
-    assert load_ledger(installation.home) is None
+    assert ledgers.load_ledger(installation.home) is None
 
 
 def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
@@ -100,10 +93,10 @@ def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
     late, early = days(0, 3).end, days(0, 1).end
     for watermark in (late, early):
         view = MaterializedView(name="weather", watermark=watermark, num_entities=3)
-        write_ledger(tables, repo, (view,), tmp_path, token=5)
+        ledgers.write_ledger(tables, repo, (view,), tmp_path, token=5)
     assert ledger_of(tmp_path).views[0].watermark == late
     view = MaterializedView(name="weather", watermark=early, num_entities=3)
-    write_ledger(tables, repo, (view,), tmp_path, token=6)
+    ledgers.write_ledger(tables, repo, (view,), tmp_path, token=6)
     assert ledger_of(tmp_path).views[0].watermark == early
 
 
@@ -157,15 +150,15 @@ def test_a_damaged_ledger_counts_as_absent(
     installation, tables = three_days
     repo = installation.repository.path
     view = MaterializedView(name="weather", watermark=days(0, 3).end, num_entities=3)
-    write_ledger(tables, repo, (view,), tmp_path, token=5)
+    ledgers.write_ledger(tables, repo, (view,), tmp_path, token=5)
     file = tmp_path / "feast" / "materialized.json"
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b'"token"', b'"mark"'))  # as an earlier version wrote it
     assert ledger_of(tmp_path).token == 5
     file.write_bytes(damage(whole))
-    assert load_ledger(tmp_path) is None
-    assert online_views(tables, days(0, 1), tmp_path, repo) is None
-    write_ledger(tables, repo, (view,), tmp_path, token=5)
+    assert ledgers.load_ledger(tmp_path) is None
+    assert ledgers.online_views(tables, days(0, 1), tmp_path, repo) is None
+    ledgers.write_ledger(tables, repo, (view,), tmp_path, token=5)
     assert file.read_bytes() == whole
 
 
@@ -176,5 +169,5 @@ def test_a_store_is_found_marked_whatever_its_folder_is_called(
     repository = three_days[0].repository
     home = tmp_path / name
     (home / "feast").mkdir(parents=True)
-    write_token(home, repository.path, 7)
-    assert read_token(home, repository.path) == 7
+    ledgers.write_token(home, repository.path, 7)
+    assert ledgers.read_token(home, repository.path) == 7

@@ -1,6 +1,5 @@
 """Online reads by every back-end, against Feast's own: values, ages, policies, failures."""
 
-import copy
 import sqlite3
 import threading
 import uuid
@@ -13,25 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from feast import Entity, FeatureService, FeatureStore, FeatureView, Field, FileSource, ValueType
+from feast import Entity, FeatureService, FeatureStore, FeatureView, Field, FileSource, types
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.type_map import python_values_to_proto_values
-from feast.types import (
-    Array,
-    Bool,
-    Bytes,
-    FeastType,
-    Float32,
-    Float64,
-    Int32,
-    Int64,
-    Json,
-    Map,
-    Set,
-    String,
-    UnixTimestamp,
-    Uuid,
-)
+from feast.types import FeastType
+from feast.value_type import ValueType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,13 +24,7 @@ from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.features.online import reader as online_reader
 from tasks.features.online.backend import FeastBackend
 from tasks.features.online.reader import OnlineReader
-from tasks.kernel.errors import (
-    ConfigurationError,
-    DataContractError,
-    FeatureStoreError,
-    StaleFeaturesError,
-    TransientError,
-)
+from tasks.kernel import errors
 from tests.support.data.feature_views import online_store, repo_config
 from tests.support.services.servers import RedisServer, redis_server
 
@@ -54,33 +33,42 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 SERVE = OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
 NOON = datetime(2013, 3, 1, 12, tzinfo=UTC)
 EVERY: dict[str, tuple[FeastType, Any]] = {
-    "float": (Float32, 1.1),
-    "double": (Float64, 2.2),
-    "int": (Int32, -3),
-    "long": (Int64, 2**40),
-    "text": (String, "naïve"),
-    "raw": (Bytes, b"\x00\xff"),
-    "flag": (Bool, True),
-    "moment": (UnixTimestamp, datetime(2012, 5, 1, 3, 4, 5, tzinfo=UTC)),
-    "uuid": (Uuid, uuid.UUID(int=7)),
-    "json": (Json, '{"a": [1, null]}'),
-    "mapping": (Map, {"a": "b"}),
-    "floats": (Array(Float32), [1.5, 2.5]),
-    "texts": (Array(String), ["x", ""]),
-    "longs": (Set(Int64), {3, 4}),
+    "float": (types.Float32, 1.1),
+    "double": (types.Float64, 2.2),
+    "int": (types.Int32, -3),
+    "long": (types.Int64, 2**40),
+    "text": (types.String, "naïve"),
+    "raw": (types.Bytes, b"\x00\xff"),
+    "flag": (types.Bool, True),
+    "moment": (types.UnixTimestamp, datetime(2012, 5, 1, 3, 4, 5, tzinfo=UTC)),
+    "uuid": (types.Uuid, uuid.UUID(int=7)),
+    "json": (types.Json, '{"a": [1, null]}'),
+    "mapping": (types.Map, {"a": "b"}),
+    "floats": (types.Array(types.Float32), [1.5, 2.5]),
+    "texts": (types.Array(types.String), ["x", ""]),
+    "longs": (types.Set(types.Int64), {3, 4}),
 }
 TYPES = {name: kind for name, (kind, _) in EVERY.items()}
 FULL = {name: value for name, (_, value) in EVERY.items()}
 
 
 @dataclass
-class TypedStore:
-    """The store and a way to write to it."""
+class Online:
+    """The store, how its values are read, and a way to write to it."""
 
     feast: FeatureStore
+    kind: str = ""
 
     def reader(self, config: OnlineConfig = SERVE, service: str = "all") -> OnlineReader:
-        return OnlineReader(self.feast, self.feast.get_feature_service(service), config)
+        with pytest.MonkeyPatch.context() as patch:
+            if self.kind == "feast":  # as for any store that has no reader of its own
+                patch.setattr(online_reader, "open_backend", FeastBackend)
+            return OnlineReader(self.feast, self.feast.get_feature_service(service), config)
+
+    def by_feast(self, rows: list[dict[str, Any]], service: str) -> dict[str, list[Any]]:
+        wanted = self.feast.get_feature_service(service)
+        answer = self.feast.get_online_features(wanted, rows, full_feature_names=True)
+        return dict(answer.to_dict())
 
     def write(
         self,
@@ -91,17 +79,15 @@ class TypedStore:
     ) -> None:
         """Write one entity of a view through Feast's own online write."""
         definition = self.feast.get_feature_view(view)
-        kinds = {c.name: c.dtype.to_value_type() for c in definition.entity_columns}
-        types = {f.name: f.dtype.to_value_type() for f in definition.features}
+        columns = (*definition.entity_columns, *definition.features)
+        kinds = {column.name: column.dtype.to_value_type() for column in columns}
 
-        def packed(value: Any, kind: ValueType) -> Any:
-            return python_values_to_proto_values([value], kind)[0]
+        def packed(row: Mapping[str, Any]) -> dict[str, Any]:
+            return {n: python_values_to_proto_values([v], kinds[n])[0] for n, v in row.items()}
 
-        keys = [packed(value, kinds[name]) for name, value in key.items()]
-        entity = EntityKey(join_keys=list(key), entity_values=keys)
-        cells = {name: packed(value, types[name]) for name, value in values.items()}
+        entity = EntityKey(join_keys=list(key), entity_values=list(packed(key).values()))
+        row = (entity, packed(values), event_time, None)
         provider = self.feast._get_provider()
-        row = (entity, cells, event_time, None)
         provider.online_write_batch(self.feast.config, definition, [row], None)
 
     def close(self) -> None:
@@ -111,10 +97,10 @@ class TypedStore:
         store._conn = None
 
 
-def typed_store(folder: Path, online_store: dict[str, Any]) -> TypedStore:
+def typed_store(folder: Path, online_store: dict[str, Any]) -> Online:
     """A new store in `folder`, with the definitions and some entities."""
     (folder / "tables").mkdir(parents=True)
-    store = TypedStore(FeatureStore(config=repo_config(folder, online_store, repo_path=folder)))
+    store = Online(FeatureStore(config=repo_config(folder, online_store, repo_path=folder)))
     store.feast.apply(_definitions())
     fill(store)
     return store
@@ -136,10 +122,10 @@ def _definitions() -> list[Any]:
     small = Entity(name="small", join_keys=["small"], value_type=ValueType.INT32)
     hours, day = timedelta(hours=1), timedelta(days=1)
     every = _view("every", [place], 6 * hours, **TYPES)
-    same_key = _view("same_key", [place], timedelta(0), text=String, wide=Float64)
-    pair = _view("pair", [user, place], day, score=Float32, count=Int64)
-    single = _view("single", [small], hours, level=Float32)
-    world = _view("world", [], day, mood=Float32)
+    same_key = _view("same_key", [place], timedelta(0), text=types.String, wide=types.Float64)
+    pair = _view("pair", [user, place], day, score=types.Float32, count=types.Int64)
+    single = _view("single", [small], hours, level=types.Float32)
+    world = _view("world", [], day, mood=types.Float32)
     here = same_key.with_name("here")
     elsewhere = same_key.with_name("elsewhere").with_join_key_map({"place": "destination"})
     features = [every[["float", "text"]], here, elsewhere, pair, single, world]
@@ -149,20 +135,6 @@ def _definitions() -> list[Any]:
         FeatureService(name="abroad", features=[elsewhere]),
     ]
     return [user, place, small, every, same_key, pair, single, world, *services]
-
-
-@dataclass
-class Online:
-    """A typed store and how its values are read."""
-
-    kind: str
-    store: TypedStore
-
-    def reader(self, config: OnlineConfig = SERVE, service: str = "all") -> OnlineReader:
-        with pytest.MonkeyPatch.context() as patch:
-            if self.kind == "feast":  # as for any store that has no reader of its own
-                patch.setattr(online_reader, "open_backend", lambda s, p, c: FeastBackend(s, p, c))
-            return self.store.reader(config, service)
 
 
 @pytest.fixture(scope="module", params=["redis", "sqlite", "feast"])
@@ -178,19 +150,20 @@ def online(
             store = on_redis(folder, stack.enter_context(redis_server(folder)))
         else:
             store = on_sqlite(folder)
-        yield Online(request.param, store)
+        store.kind = request.param
+        yield store
 
 
-def on_sqlite(folder: Path, name: str = "store", file: str = "online.db") -> TypedStore:
+def on_sqlite(folder: Path, name: str = "store", file: str = "online.db") -> Online:
     return typed_store(folder / name, online_store("sqlite", str(folder / file)))
 
 
-def on_redis(folder: Path, server: RedisServer) -> TypedStore:
+def on_redis(folder: Path, server: RedisServer) -> Online:
     described = {"type": "redis", "connection_string": server.connection_string}
     return typed_store(folder / "store", described)
 
 
-def fill(store: TypedStore) -> None:
+def fill(store: Online) -> None:
     """Entities with all values, with nulls, with single features, and none."""
     nothing: dict[str, Any] = dict.fromkeys(FULL)
     store.write("every", {"place": "full"}, FULL)
@@ -225,15 +198,9 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 @given(rows=st.lists(ROW, min_size=1, max_size=12))
 def test_values_are_those_that_feast_gives(online: Online, rows: list[dict[str, Any]]) -> None:
     answer = online.reader().read(columns_of(rows), NOON)
-    theirs = online.store.feast.get_online_features(
-        online.store.feast.get_feature_service("all"), rows, full_feature_names=True
-    ).to_dict()
+    theirs = online.by_feast(rows, "all")
     # Asked with both columns, Feast takes for a renamed key whichever of them comes last.
-    abroad = online.store.feast.get_online_features(
-        online.store.feast.get_feature_service("abroad"),
-        [{"destination": row["destination"]} for row in rows],
-        full_feature_names=True,
-    ).to_dict()
+    abroad = online.by_feast([{"destination": row["destination"]} for row in rows], "abroad")
     ours = answer.rows()
     for name, values in {**theirs, **abroad}.items():
         if name not in rows[0]:
@@ -242,12 +209,8 @@ def test_values_are_those_that_feast_gives(online: Online, rows: list[dict[str, 
 
 
 def test_every_value_type_is_given_as_feast_gives_it(online: Online) -> None:
-    rows = [{"place": place} for place in PLACES]
-    feast = online.store.feast
     ours = online.reader(service="whole").read({"place": PLACES}, NOON).rows()
-    theirs = feast.get_online_features(
-        feast.get_feature_service("whole"), rows, full_feature_names=True
-    ).to_dict()
+    theirs = online.by_feast([{"place": place} for place in PLACES], "whole")
     for name in FULL:
         assert [row[f"every__{name}"] for row in ours] == theirs[f"every__{name}"], name
     assert ours[0]["every__json"] == {"a": [1, None]}
@@ -307,11 +270,13 @@ def test_policies_serve_or_refuse_what_is_stale_or_missing(online: Online) -> No
     refusing = online.reader(
         OnlineConfig(view_policies={"every": ViewPolicy(stale="refuse")}, timeout_s=5)
     )
-    with pytest.raises(StaleFeaturesError, match=r"1 of 1 rows .* feature view every, .* row 0"):
+    with pytest.raises(
+        errors.StaleFeaturesError, match=r"1 of 1 rows .* feature view every, .* row 0"
+    ):
         refusing.read(ask("full"), late)
     assert refusing.read(ask("full"), NOON).num_rows == 1
     strict = online.reader(OnlineConfig(policy=ViewPolicy(missing="refuse"), timeout_s=5))
-    with pytest.raises(StaleFeaturesError, match="have no values of feature view every"):
+    with pytest.raises(errors.StaleFeaturesError, match="have no values of feature view every"):
         strict.read(ask("unknown"), NOON)
 
 
@@ -351,13 +316,15 @@ def test_rows_are_counted_by_view_and_state(online: Online) -> None:
 def test_a_wrong_request_is_refused_with_a_sentence(
     online: Online, request_: Any, now: Any, sentence: str
 ) -> None:
-    with pytest.raises(DataContractError, match=sentence):
+    with pytest.raises(errors.DataContractError, match=sentence):
         online.reader().read(request_, now)
 
 
 def test_a_policy_for_a_view_that_is_not_read_is_refused(online: Online) -> None:
     wrong = OnlineConfig(view_policies={"everi": ViewPolicy()})
-    with pytest.raises(ConfigurationError, match=r"names everi, which .* it reads every, here"):
+    with pytest.raises(
+        errors.ConfigurationError, match=r"names everi, which .* it reads every, here"
+    ):
         online.reader(wrong)
 
 
@@ -366,8 +333,7 @@ def test_readers_in_many_threads_never_see_a_half_written_entity(online: Online)
     stop, torn = threading.Event(), []
     reader = online.reader()
     key = {"user_id": 99, "place": "busy"}
-    writer = copy.copy(online.store)
-    online.store.write("pair", key, {"score": 0.0, "count": 0}, NOON)
+    online.write("pair", key, {"score": 0.0, "count": 0}, NOON)
 
     def read() -> None:
         asked = {"place": ["busy"], "user_id": [99], "destination": ["x"], "small": [0]}
@@ -383,7 +349,7 @@ def test_readers_in_many_threads_never_see_a_half_written_entity(online: Online)
     for thread in threads:
         thread.start()
     for number in range(1, 120):
-        writer.write(
+        online.write(
             "pair", key, {"score": float(number), "count": number}, NOON + timedelta(seconds=number)
         )
     stop.set()
@@ -400,9 +366,9 @@ def test_a_store_that_went_away_is_a_transient_error_and_is_asked_once(
     with redis_server(tmp_path) as server:
         reader = on_redis(tmp_path, server).reader(OnlineConfig(timeout_s=1))
         assert reader.read(ask("full"), NOON).num_rows == 1
-    with pytest.raises(TransientError, match=r"Redis at 127\.0\.0\.1:\d+ could not be read"):
+    with pytest.raises(errors.TransientError, match=r"Redis at 127\.0\.0\.1:\d+ could not be read"):
         reader.read(ask("full"), NOON)
-    with pytest.raises(TransientError, match="It is not asked for another"):
+    with pytest.raises(errors.TransientError, match="It is not asked for another"):
         reader.read(ask("full"), NOON)
 
 
@@ -425,7 +391,9 @@ def test_something_else_in_redis_is_named(tmp_path: Path) -> None:
             client.delete(key)
             client.set(key, "not a hash")
         for _ in range(2):  # the connection of the first is not used again
-            with pytest.raises(FeatureStoreError, match=r"Redis refuses to read .*WRONGTYPE"):
+            with pytest.raises(
+                errors.FeatureStoreError, match=r"Redis refuses to read .*WRONGTYPE"
+            ):
                 reader.read(ask("full"), NOON)
 
 
@@ -450,7 +418,7 @@ def test_a_locked_sqlite_store_is_a_transient_error(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "online.db", isolation_level=None) as writer:
         writer.execute("PRAGMA journal_mode = DELETE")  # as Feast's own store writes
         writer.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(TransientError, match=r"online\.db could not be read: .*locked"):
+        with pytest.raises(errors.TransientError, match=r"online\.db could not be read: .*locked"):
             reader.read(ask("full"), NOON)
         writer.execute("ROLLBACK")
     writer.close()
@@ -463,13 +431,15 @@ def test_a_sqlite_store_without_the_view_or_no_store_at_all_is_named(tmp_path: P
         connection.execute('DROP TABLE "tests_single"')
     connection.close()
     reader = store.reader()
-    with pytest.raises(FeatureStoreError, match="no table for a view of all"):
+    with pytest.raises(errors.FeatureStoreError, match="no table for a view of all"):
         reader.read(ask("full"), NOON)
     reader.close()
     store.close()
     file.unlink()
-    with pytest.raises(FeatureStoreError, match=r"online\.db does not exist; run the feature"):
+    with pytest.raises(
+        errors.FeatureStoreError, match=r"online\.db does not exist; run the feature"
+    ):
         reader.read(ask("full"), NOON)
     file.write_bytes(b"this is no database, not by a long way" * 100)
-    with pytest.raises(FeatureStoreError, match=r"online\.db is damaged or no SQLite file"):
+    with pytest.raises(errors.FeatureStoreError, match=r"online\.db is damaged or no SQLite file"):
         store.reader().read(ask("full"), NOON)

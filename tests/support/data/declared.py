@@ -8,6 +8,7 @@ import pandas as pd
 import yaml
 
 from tasks.features.config import FeatureConfig
+from tests.support.data import shop
 
 ORDERS: dict[str, Any] = {
     "name": "orders",
@@ -96,12 +97,7 @@ def write_rows(project: Path) -> pd.DataFrame:
             "returned": rng.random(num_rows) < 0.1 + 0.5 * (customers % 4 == 0),
         }
     )
-    ages = [None if n % 9 == 0 else 20 + n for n in range(40)]
-    towns = [("Nizwa", "Sur", "Ibri")[n % 3] for n in range(40)]
-    people = {"customer": [f"c{n:02d}" for n in range(40)], "town": towns, "age": ages}
     (project / "raw").mkdir()
     orders.to_csv(project / "raw" / "orders.csv", index=False)
-    pd.DataFrame(people).astype({"age": "Int64"}).to_csv(
-        project / "raw" / "customers.csv", index=False
-    )
+    shop.customers().to_csv(project / "raw" / "customers.csv", index=False)
     return orders

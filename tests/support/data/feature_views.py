@@ -2,27 +2,13 @@
 
 import random
 from datetime import UTC, datetime, timedelta
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from feast import Entity, FeatureView, Field, FileSource, RepoConfig
-from feast.types import (
-    Array,
-    Bool,
-    Bytes,
-    FeastType,
-    Float32,
-    Float64,
-    Int32,
-    Int64,
-    Json,
-    Map,
-    String,
-    UnixTimestamp,
-    Uuid,
-)
-from feast.types import Set as FeastSet
+from feast import Entity, FeatureView, Field, FileSource, RepoConfig, types
+from feast.types import FeastType
 from feast.utils import _convert_arrow_to_proto
 
 from tasks.features.online.encoding import EncodedRows, encode_rows
@@ -33,27 +19,31 @@ MICROSECOND = timedelta(microseconds=1)
 
 Column = tuple[FeastType, pa.DataType, list[Any]]
 COLUMNS: dict[str, Column] = {
-    "int32": (Int32, pa.int32(), [0, 1, -1, 127, 128, 2**31 - 1, -(2**31)]),
-    "int64": (Int64, pa.int64(), [0, 1, -1, 300, 2**53, -(2**53)]),
-    "narrow": (Int64, pa.int16(), [0, 1, -1, 2**15 - 1]),
-    "float32": (Float32, pa.float32(), [0.0, -0.0, 0.1, -1.5, 1e-30, float("inf"), float("nan")]),
-    "wide": (Float32, pa.float64(), [0.0, 0.1, 1e300, -1e-300]),
-    "float64": (Float64, pa.float64(), [0.0, 0.1, 1e300, 5e-324, float("-inf"), float("nan")]),
-    "text": (String, pa.string(), ["", "a", "é" * 70, "x" * 200, "a\0b", "y" * 20_000]),
-    "bytes": (Bytes, pa.binary(), [b"", b"\0", b"\r\n$5\r\n", bytes(range(256))]),
-    "bool": (Bool, pa.bool_(), [True, False]),
-    "time_us": (UnixTimestamp, pa.timestamp("us"), [0, 1, -1, 1_370_088_000_123_456]),
+    "int32": (types.Int32, pa.int32(), [0, 1, -1, 127, 128, 2**31 - 1, -(2**31)]),
+    "int64": (types.Int64, pa.int64(), [0, 1, -1, 300, 2**53, -(2**53)]),
+    "narrow": (types.Int64, pa.int16(), [0, 1, -1, 2**15 - 1]),
+    "float32": (types.Float32, pa.float32(), [0.0, -0.0, 0.1, -1.5, 1e-30, inf, nan]),
+    "wide": (types.Float32, pa.float64(), [0.0, 0.1, 1e300, -1e-300]),
+    "float64": (types.Float64, pa.float64(), [0.0, 0.1, 1e300, 5e-324, -inf, nan]),
+    "text": (types.String, pa.string(), ["", "a", "é" * 70, "x" * 200, "a\0b", "y" * 20_000]),
+    "bytes": (types.Bytes, pa.binary(), [b"", b"\0", b"\r\n$5\r\n", bytes(range(256))]),
+    "bool": (types.Bool, pa.bool_(), [True, False]),
+    "time_us": (types.UnixTimestamp, pa.timestamp("us"), [0, 1, -1, 1_370_088_000_123_456]),
     "time_ns": (
-        UnixTimestamp,
+        types.UnixTimestamp,
         pa.timestamp("ns", "Asia/Tokyo"),
         [0, -1, 1_370_088_000_000_000_001],
     ),
-    "floats": (Array(Float32), pa.list_(pa.float32()), [[], [0.0], [0.1, -1.0, float("inf")] * 50]),
-    "texts": (Array(String), pa.list_(pa.string()), [[], [""], ["a", "é" * 200]]),
-    "uuid": (Uuid, pa.string(), ["12345678-1234-5678-1234-567812345678"]),
-    "json": (Json, pa.string(), ['{"a": 1}', "[]"]),
-    "map": (Map, pa.string(), ['{"a": 1}']),
-    "set": (FeastSet(Int64), pa.list_(pa.int64()), [[], [1], [1, 1]]),
+    "floats": (
+        types.Array(types.Float32),
+        pa.list_(pa.float32()),
+        [[], [0.0], [0.1, -1.0, inf] * 50],
+    ),
+    "texts": (types.Array(types.String), pa.list_(pa.string()), [[], [""], ["a", "é" * 200]]),
+    "uuid": (types.Uuid, pa.string(), ["12345678-1234-5678-1234-567812345678"]),
+    "json": (types.Json, pa.string(), ['{"a": 1}', "[]"]),
+    "map": (types.Map, pa.string(), ['{"a": 1}']),
+    "set": (types.Set(types.Int64), pa.list_(pa.int64()), [[], [1], [1, 1]]),
 }
 """Name to Feast's type, Arrow's type, and values with the edges of that type."""
 
@@ -61,10 +51,10 @@ SLOW = {name for name, (_, kind, _) in COLUMNS.items() if pa.types.is_list(kind)
 """Columns that have no layout of bytes in this project."""
 
 KEYS: dict[str, tuple[FeastType, pa.DataType, list[Any]]] = {
-    "number": (Int64, pa.int64(), [0, -1, 1, 2**62]),
-    "small": (Int32, pa.int32(), [0, -1, 2**31 - 1]),
-    "name": (String, pa.string(), ["", "a", "é{b}c", "{x}", "z" * 200]),
-    "moment": (UnixTimestamp, pa.timestamp("us", "UTC"), [0, 1_370_088_000_000_000]),
+    "number": (types.Int64, pa.int64(), [0, -1, 1, 2**62]),
+    "small": (types.Int32, pa.int32(), [0, -1, 2**31 - 1]),
+    "name": (types.String, pa.string(), ["", "a", "é{b}c", "{x}", "z" * 200]),
+    "moment": (types.UnixTimestamp, pa.timestamp("us", "UTC"), [0, 1_370_088_000_000_000]),
 }
 
 

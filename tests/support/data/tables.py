@@ -7,6 +7,7 @@ from zipfile import ZipFile
 
 import duckdb
 import pandas as pd
+import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import TableRef
@@ -138,11 +139,8 @@ def spoiled(store: ArtifactStore, name: str, source: Path, change: str) -> Table
     def build(folder: StagedFolder) -> TableRef:
         target = folder.path / f"{name}.parquet"
         files = source / "*.parquet" if source.is_dir() else source
-        with duckdb.connect() as con:
-            con.execute("SET TimeZone = 'UTC'")
-            con.execute(f"CREATE VIEW rows AS FROM '{files}'")
-            con.execute(f"COPY ({change}) TO '{target}' (FORMAT parquet)")
-            count = con.execute(f"SELECT count(*) FROM '{target}'").fetchall()[0][0]
-        return TableRef(name=name, artifact=folder.artifact(target.name), num_rows=count)
+        _copied(f"WITH rows AS (FROM '{files}') {change}", target)
+        num_rows = pq.read_metadata(target).num_rows
+        return TableRef(name=name, artifact=folder.artifact(target.name), num_rows=num_rows)
 
     return store.build_once("tables", content_key(name, str(source), change), TableRef, build)
