@@ -86,7 +86,7 @@ class Settings:
     """Where what machines share is kept; None: in the state folder itself."""
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the project from `FALAJ_FEATURE_REPO`, else find it from the working directory.
 
         `FALAJ_HOME` is the state folder; without it, it is `.falaj` beside `use_case.yaml`. The
@@ -104,26 +104,24 @@ class Settings:
                 reading it tells that it is none, and commands that need the state alone work
                 anywhere.
         """
-        env = os.environ if environment is None else environment
-        home, repo = _named_folder(env, "FALAJ_HOME"), _named_folder(env, "FALAJ_FEATURE_REPO")
-        if repo is None:
-            start = Path.cwd()
-            repo = find_project(start) or start
+        names = "FALAJ_HOME", "FALAJ_FEATURE_REPO"
+        home, named = (_named_folder(environment, name) for name in names)
+        repo = named or find_project(Path.cwd()) or Path.cwd()
         if home is None:
             if not (repo / USE_CASE_FILE).is_file():
-                seen = no_project(repo) if env.get("FALAJ_FEATURE_REPO") else NOWHERE.format(repo)
+                seen = no_project(repo) if named else NOWHERE.format(repo)
                 raise ConfigurationError(f"{seen}. Nothing was changed")
             home = (_folder_of_state(repo) / ".falaj").resolve()
-        if (tenant := env.get(TENANT)) and tenant != tenant_of(home):
+        if (tenant := environment.get(TENANT)) and tenant != tenant_of(home):
             home = tenant_home(home, tenant)
         own_tenant(home)  # refuses one that is not listed
         return cls(
             home=home,
             feature_repo=repo,
-            profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
-            database_url=env.get("FALAJ_DATABASE_URL") or None,
-            leases_folder=_named_folder(env, "FALAJ_LEASES"),
-            location=state_location(home, env),
+            profile=environment.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
+            database_url=environment.get("FALAJ_DATABASE_URL") or None,
+            leases_folder=_named_folder(environment, "FALAJ_LEASES"),
+            location=state_location(home, environment),
         )
 
     @property
@@ -256,14 +254,13 @@ def _named_folder(environment: Mapping[str, str], variable: str) -> Path | None:
     return Path(named).expanduser().resolve() if named else None
 
 
-def state_location(home: Path, environment: Mapping[str, str] | None = None) -> Location | None:
+def state_location(home: Path, environment: Mapping[str, str] = os.environ) -> Location | None:
     """The location of `FALAJ_STATE`; None where that is not set, or is the state folder itself.
 
     Raises:
         ConfigurationError: it is no location.
     """
-    env = os.environ if environment is None else environment
-    url = env.get("FALAJ_STATE")
+    url = environment.get("FALAJ_STATE")
     location = Location.of(url) if url else None
     return None if location is None or location.folder == home else location
 
