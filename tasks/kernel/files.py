@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,16 @@ LEAST_FREE_BYTES = 32_000_000
 def digest_of(path: Path) -> str:
     """SHA-256 of a file; of a folder, over its files' relative names and digests."""
     if path.is_dir():
-        listing = "".join(
-            f"{digest_of(child)}  {child.relative_to(path).as_posix()}\n"
-            for child in sorted(path.rglob("*"))
-            if child.is_file()
-        )
-        return hashlib.sha256(listing.encode()).hexdigest()
+        inside = (child for child in sorted(path.rglob("*")) if child.is_file())
+        return digest_of_all((c.relative_to(path).as_posix(), digest_of(c)) for c in inside)
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of_all(named: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over names and their digests, in this order and as `sha256sum` lists them."""
+    listing = "".join(f"{digest}  {name}\n" for name, digest in named)
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def size_of(path: Path) -> int:

@@ -34,7 +34,7 @@ from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, des
 from tasks.kernel.parts import SHARED as SHARED
 from tasks.kernel.process import ProcessName
 from tasks.kernel.tenants import TENANT, installation_of, own_tenant, tenant_home, tenant_of
-from tasks.kernel.values import Artifact
+from tasks.kernel.values import Artifact, items_of
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 """Folder of `falaj`, `flows`, `tasks` and the others: the checkout, or that of an installation."""
@@ -495,8 +495,8 @@ class Build(BaseModel):
         found = {Path(n): seen for n, seen in self.below(name).items()}
         if Path(name) in found:
             return found[Path(name)][0]
-        lines = (f"{found[n][0]}  {n.relative_to(name).as_posix()}\n" for n in sorted(found))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        listed = ((n.relative_to(name).as_posix(), found[n][0]) for n in sorted(found))
+        return files.digest_of_all(listed)
 
 
 @dataclass(frozen=True)
@@ -856,14 +856,8 @@ def named_artifacts(value: object) -> Iterator[Artifact]:
     """All artifacts that a value names, at any depth."""
     if isinstance(value, Artifact):
         yield value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from named_artifacts(getattr(value, name))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from named_artifacts(item)
-    elif isinstance(value, dict):
-        for item in value.values():
+    else:
+        for _, item in items_of(value):
             yield from named_artifacts(item)
 
 
