@@ -26,6 +26,7 @@ from tasks.kernel.cores import (
     core_limit,
     node_of_pci_device,
     physical_cores_by_node,
+    text_of,
 )
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.tenants import own_tenant, tenant_of
@@ -310,11 +311,7 @@ class Host:
 
 def read_cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
     """What the processors can do: `flags` on x86, `Features` on ARM; empty where nothing says."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return frozenset()
-    named = (line.partition(":") for line in lines)
+    named = (line.partition(":") for line in text_of(cpuinfo).splitlines())
     flags = [rest.split() for name, _, rest in named if name.strip() in ("flags", "Features")]
     return frozenset(flags[0]) if flags else frozenset()
 
