@@ -397,7 +397,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
     for path in parent.iterdir():
         found = name.match(path.name)
         if found and _is_abandoned(path, mine.sees_alive(found[1])):
-            _remove(path)
+            remove(path)
 
 
 def _is_abandoned(path: Path, is_alive: bool | None) -> bool:
@@ -416,9 +416,9 @@ def _age_s(path: Path) -> float:
     return time.time() - newest
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # removed by another meanwhile
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; another may have done so meanwhile."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -451,10 +451,7 @@ def drop(path: Path) -> None:
     location, name = _place(path)
     if location is not None:
         location.remove([name, *location.entries(name)])
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    files.remove(path)
 
 
 def is_shared(path: Path) -> bool:
@@ -616,8 +613,7 @@ class ArtifactStore:
         if seen == artifact.sha256:
             return True
         kind, key, _ = artifact.uri.removeprefix(URI_SCHEME).split("/", 2)
-        if self.location is not None:
-            self._bring(f"{URI_SCHEME}{kind}/{key}/{REWRITTEN}", anew=True)
+        self._bring(f"{URI_SCHEME}{kind}/{key}/{REWRITTEN}", anew=True)
         note = self.root / kind / key / REWRITTEN
         if not note.exists():
             return False
@@ -643,18 +639,17 @@ class ArtifactStore:
     def file(self, folder: Path, name: str) -> Path:
         """A file of one of `folders`, which is brought here; it may be absent all the same."""
         path = folder / name
-        if self.location is not None:
-            self._bring(f"{URI_SCHEME}{path.relative_to(self.root).as_posix()}")
+        self._bring(f"{URI_SCHEME}{path.relative_to(self.root).as_posix()}")
         return path
 
     def _bring(self, uri: str, *, anew: bool = False) -> None:
-        """Copy what a file or folder lacks here from the location."""
+        """Copy what a file or folder lacks here from the location, where there is one."""
         kind, key, name = uri.removeprefix(URI_SCHEME).split("/", 2)
         folder = self.root / kind / key
-        if not anew and not (folder / SHARED).exists() and (folder / VALUE).exists():
-            return  # it was built here
-        shared = self._shared(kind, key, self._record(kind, key))
-        if shared is None or self.location is None:
+        was_built_here = not (folder / SHARED).exists() and (folder / VALUE).exists()
+        if self.location is None or (was_built_here and not anew):
+            return
+        if (shared := self._shared(kind, key, self._record(kind, key))) is None:
             return
         wanted = shared.below(name).items()
         lacking = [(n, sha) for n, (sha, _) in wanted if anew or not (folder / n).exists()]

@@ -124,7 +124,7 @@ class LeaseRepository:
                 path.unlink(missing_ok=True)
 
 
-class Lease:
+class Lease(AbstractContextManager["Lease"]):
     """A claim of this process, in line or with devices, until it is released or the process ends.
 
     Args:
@@ -140,9 +140,6 @@ class Lease:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         self._write(claim)
-
-    def __enter__(self) -> Lease:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
