@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 
 from pydantic import Field
@@ -55,14 +56,12 @@ def core_limit(procfs: Path = PROCFS, sysfs: Path = SYSFS) -> CoreLimit:
 
     A share of a core counts as a whole one: time that is left over cannot be leased.
     """
-    tightest = CoreLimit()
-    for group, quota in _quotas(procfs / "self" / "cgroup", sysfs / "fs" / "cgroup"):
-        cores = max(1, math.ceil(quota))
-        if tightest.num_cores is None or cores < tightest.num_cores:
-            # Two containers may both call their group "/"; the namespace tells them apart.
-            space = _link(procfs / "self" / "ns" / "cgroup")
-            tightest = CoreLimit(num_cores=cores, group=f"{space}{group}")
-    return tightest
+    limits = _limits(procfs / "self" / "cgroup", sysfs / "fs" / "cgroup")
+    if (tightest := min(limits, key=itemgetter(0), default=None)) is None:
+        return CoreLimit()
+    # Two containers may both call their group "/"; the namespace tells them apart.
+    space = _link(procfs / "self" / "ns" / "cgroup")
+    return CoreLimit(num_cores=tightest[0], group=f"{space}{tightest[1]}")
 
 
 def usable_cores() -> int:
@@ -71,8 +70,8 @@ def usable_cores() -> int:
     return min(allowed, core_limit().num_cores or allowed)
 
 
-def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
-    """Control groups of this process, from the innermost outwards, and their cores' worth."""
+def _limits(listing: Path, mounts: Path) -> Iterator[tuple[int, str]]:
+    """Cores, and the control group of this process that limits it so, the innermost group first."""
     for line in text_of(listing).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -82,7 +81,8 @@ def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
         for group in (inner, *inner.parents):
             quota = _quota(mount / group, is_v1=bool(controllers))
             if quota is not None:
-                yield f"{controllers}:/{group if group != Path() else ''}", quota
+                name = group if group != Path() else ""
+                yield max(1, math.ceil(quota)), f"{controllers}:/{name}"
 
 
 def _quota(folder: Path, *, is_v1: bool) -> float | None:

@@ -14,7 +14,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +56,8 @@ SERVER_NAMES = {
 }
 """What a server's file may name, and the variables for which it stands."""
 NAME_ONE = "begin a project with `falaj init`, or name one: --project PATH, or FALAJ_FEATURE_REPO"
+BUILD_LOG = "builds.jsonl"
+"""File of the store: a line for each build that was ever finished here."""
 VALUE = "value.json"
 """File of a build's folder: its value."""
 REWRITTEN = "rewritten.json"
@@ -530,7 +532,11 @@ class ArtifactStore:
         if (finished := self.find(kind, key, value_type)) is not None:
             return finished
         started = time.monotonic()
-        with self._staging(final) as folder:
+        files.require_space(self.root)
+        with (
+            refused_writes_explained(final),
+            files.scratch_folder(STAGING, files.make_folder(final.parent)) as folder,
+        ):
             value = build(StagedFolder(self, kind, key, folder))
             (folder / VALUE).write_text(value.model_dump_json(indent=1, by_alias=True))
             if self.location is None:
@@ -559,7 +565,8 @@ class ArtifactStore:
                 value = value_type.model_validate_json((folder / VALUE).read_text())
         except (FileNotFoundError, NotADirectoryError, ValidationError):
             value = None
-        inside = [a for a in named_artifacts(value) if self._is_inside(a, folder)]
+        here = folder.resolve()
+        inside = [a for a in named_artifacts(value) if self._locate(a.uri).is_relative_to(here)]
         if value is None or not all(self._is_whole(a, shared) for a in inside):
             # Another may have built it since.
             if self.location and record is not None and record == self._record(kind, key):
@@ -712,7 +719,7 @@ class ArtifactStore:
 
     def _journal_lines(self) -> list[str]:
         try:
-            return self._journal.read_text().splitlines()
+            return (self.root / BUILD_LOG).read_text().splitlines()
         except FileNotFoundError:
             return []
 
@@ -763,14 +770,11 @@ class ArtifactStore:
             return False
         return True
 
-    @property
-    def _journal(self) -> Path:
-        return self.root / "builds.jsonl"
-
     def _note_build(self, kind: str, key: str, seconds: float) -> None:
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"kind": kind, "key": key, "seconds": round(seconds, 3), "finished": finished}
-        with self._journal.open("a") as journal:  # one short write: whole, also from two processes
+        # One short write: whole, also from two processes.
+        with (self.root / BUILD_LOG).open("a") as journal:
             journal.write(json.dumps(line) + "\n")
 
     def _locate(self, uri: str) -> Path:
@@ -782,17 +786,6 @@ class ArtifactStore:
                 f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<kind>/<key>/<path>"
             )
         return path
-
-    def _is_inside(self, artifact: Artifact, folder: Path) -> bool:
-        return self._locate(artifact.uri).is_relative_to(folder.resolve())
-
-    @contextmanager
-    def _staging(self, final: Path) -> Iterator[Path]:
-        files.require_space(self.root)
-        with refused_writes_explained(final):
-            files.make_folder(final.parent)
-            with files.scratch_folder(STAGING, final.parent) as folder:
-                yield folder
 
     @staticmethod
     def _publish(folder: Path, final: Path) -> bool:
