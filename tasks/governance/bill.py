@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.utils import canonicalize_name
 
+from tasks.kernel.files import digest_of, digest_of_all
 from tasks.kernel.settings import PROJECT_ROOT
 
 if TYPE_CHECKING:
@@ -76,14 +77,13 @@ def environment_bill() -> str:
     for package in distributions():
         metadata = package.metadata  # parsed anew each time it is asked for
         name, version = str(canonicalize_name(metadata["Name"])), metadata["Version"]
-        installed = _digest((package.read_text("RECORD") or "").encode())
+        installed = hashlib.sha256((package.read_text("RECORD") or "").encode()).hexdigest()
         # Of two of one name the first is imported.
         parts.setdefault(name, Part("library", name, installed, version, licence_of(metadata)))
     own = parts.pop("falaj")  # of a checkout its RECORD names no module, so these are hashed
     files = sorted(f for name in CODE for f in (PROJECT_ROOT / name).rglob("*.py"))
-    lines = (f"{_digest(f.read_bytes())}  {f.relative_to(PROJECT_ROOT)}\n" for f in files)
-    code = _digest("".join(lines).encode())
-    facts = {"requirements.lock": _digest(LOCK.read_bytes())} if LOCK.exists() else {}
+    code = digest_of_all((f.relative_to(PROJECT_ROOT).as_posix(), digest_of(f)) for f in files)
+    facts = {"requirements.lock": digest_of(LOCK)} if LOCK.exists() else {}
     return bill(Part("application", "falaj", code, own.version, own.licence, facts), parts.values())
 
 
@@ -146,7 +146,3 @@ def _component(part: Part) -> Component:
         hashes=[HashType(alg=sha256, content=part.sha256)] if part.sha256 else (),
         properties=[Property(name=f"falaj:{n}", value=text) for n, text in part.facts.items()],
     )
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

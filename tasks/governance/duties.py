@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tasks.governance.access import Action, Asked, access_table
 from tasks.governance.identity import Subject, current_subject, read_sign_in
@@ -127,17 +127,13 @@ def agreed_by_two(
     if config is None or not subject.is_bound or kind not in config.two_approvers:
         return True
     journal, exactly = Journal(home / "audit"), {"kind": kind, **about}
-    first = None
-    for line in journal.lines():
-        said = line.content
-        if said.get("subject") == exactly and said.get("action") in (AGREE, AGREED):
-            first = said if said["action"] == AGREE else None
+    newest = next(reversed(_agreements(journal, exactly, AGREE, AGREED)), None)
     since = datetime.now(UTC) - AGREES_FOR
-    if first and datetime.fromisoformat(first["time"]) > since:
-        if first["who"]["subject"] == subject.name:
+    if newest and newest["action"] == AGREE and datetime.fromisoformat(newest["time"]) > since:
+        first = newest["who"]["subject"]
+        if first == subject.name:
             return False
-        facts = {"first": first["who"]["subject"], "who": who(subject)}
-        journal.append(AGREED, subject=exactly, **facts)
+        journal.append(AGREED, subject=exactly, first=first, who=who(subject))
         return True
     journal.append(AGREE, subject=exactly, who=who(subject))
     return False
@@ -145,9 +141,11 @@ def agreed_by_two(
 
 def who_agreed(home: Path, kind: Literal["waiver"], about: Mapping[str, str]) -> tuple[str, ...]:
     """The two people who last agreed to exactly this act, as the journal has it; or nobody."""
-    people: tuple[str, ...] = ()
-    for line in Journal(home / "audit").lines():
-        said = line.content
-        if said.get("action") == AGREED and said.get("subject") == {"kind": kind, **about}:
-            people = (said["first"], said["who"]["subject"])
-    return people
+    agreed = _agreements(Journal(home / "audit"), {"kind": kind, **about}, AGREED)
+    return (agreed[-1]["first"], agreed[-1]["who"]["subject"]) if agreed else ()
+
+
+def _agreements(journal: Journal, about: Mapping[str, str], *acts: str) -> list[dict[str, Any]]:
+    """What the journal says of these acts about exactly this, the newest last."""
+    lines = (line.content for line in journal.lines())
+    return [said for said in lines if said.get("subject") == about and said.get("action") in acts]

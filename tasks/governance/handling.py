@@ -7,11 +7,11 @@ declared is class `internal` without a home, of which nobody is asked anything.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, model_validator
 
-from tasks.kernel.values import Described, Frozen
+from tasks.kernel.values import Described, Frozen, items_of
 
 DataClass = Literal["public", "internal", "personal", "sensitive"]
 """The strictest is last. `personal`: data about persons; `sensitive`: special categories of it."""
@@ -134,15 +134,10 @@ def addresses(config: object, environment: Mapping[str, str], name: str = "") ->
         environment: where a field names a variable, its value.
         name: of the configuration, for people.
     """
-    items: Iterable[tuple[Any, Any]] = ()
-    marks: dict[Any, Address] = {}
-    if isinstance(config, BaseModel):
-        fields, items = type(config).model_fields, config
-        marks = {n: m for n, f in fields.items() for m in f.metadata if isinstance(m, Address)}
-    elif isinstance(config, dict | tuple | list):
-        items = config.items() if isinstance(config, dict) else enumerate(config)
+    fields = type(config).model_fields if isinstance(config, BaseModel) else {}
+    marks = {n: m for n, f in fields.items() for m in f.metadata if isinstance(m, Address)}
     found = []
-    for key, value in items:
+    for key, value in items_of(config):
         path = f"{name}.{key}".lstrip(".")
         if mark := marks.get(key):
             texts = map(str, value if isinstance(value, tuple) else [value or ""])

@@ -346,8 +346,7 @@ def switched_off(home: Path) -> Mapping[str, Mapping[str, str]]:
     Raises:
         ConfigurationError: a file was changed and says nothing any more; nobody is let in.
     """
-    above = installation_of(home)
-    return {**_denied(denied_file(home)), **(_denied(denied_file(above)) if above != home else {})}
+    return {**_denied(denied_file(home)), **_denied(denied_file(installation_of(home)))}
 
 
 def _denied(file: Path) -> dict[str, dict[str, str]]:

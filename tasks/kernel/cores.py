@@ -8,6 +8,8 @@ import math
 import os
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 
 from pydantic import Field
@@ -46,7 +48,7 @@ def physical_cores_by_node(
 
 def cores_of_node(node: int, sysfs: Path = SYSFS) -> set[int]:
     """All cores of a memory node."""
-    return parse_cpu_list(_text(sysfs / f"devices/system/node/node{node}/cpulist"))
+    return parse_cpu_list(text_of(sysfs / f"devices/system/node/node{node}/cpulist"))
 
 
 def core_limit(procfs: Path = PROCFS, sysfs: Path = SYSFS) -> CoreLimit:
@@ -54,14 +56,12 @@ def core_limit(procfs: Path = PROCFS, sysfs: Path = SYSFS) -> CoreLimit:
 
     A share of a core counts as a whole one: time that is left over cannot be leased.
     """
-    tightest = CoreLimit()
-    for group, quota in _quotas(procfs / "self" / "cgroup", sysfs / "fs" / "cgroup"):
-        cores = max(1, math.ceil(quota))
-        if tightest.num_cores is None or cores < tightest.num_cores:
-            # Two containers may both call their group "/"; the namespace tells them apart.
-            space = _link(procfs / "self" / "ns" / "cgroup")
-            tightest = CoreLimit(num_cores=cores, group=f"{space}{group}")
-    return tightest
+    limits = _limits(procfs / "self" / "cgroup", sysfs / "fs" / "cgroup")
+    if (tightest := min(limits, key=itemgetter(0), default=None)) is None:
+        return CoreLimit()
+    # Two containers may both call their group "/"; the namespace tells them apart.
+    space = _link(procfs / "self" / "ns" / "cgroup")
+    return CoreLimit(num_cores=tightest[0], group=f"{space}{tightest[1]}")
 
 
 def usable_cores() -> int:
@@ -70,9 +70,9 @@ def usable_cores() -> int:
     return min(allowed, core_limit().num_cores or allowed)
 
 
-def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
-    """Control groups of this process, from the innermost outwards, and their cores' worth."""
-    for line in _text(listing).splitlines():
+def _limits(listing: Path, mounts: Path) -> Iterator[tuple[int, str]]:
+    """Cores, and the control group of this process that limits it so, the innermost group first."""
+    for line in text_of(listing).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -81,13 +81,14 @@ def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
         for group in (inner, *inner.parents):
             quota = _quota(mount / group, is_v1=bool(controllers))
             if quota is not None:
-                yield f"{controllers}:/{group if group != Path() else ''}", quota
+                name = group if group != Path() else ""
+                yield max(1, math.ceil(quota)), f"{controllers}:/{name}"
 
 
 def _quota(folder: Path, *, is_v1: bool) -> float | None:
-    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    quota, _, period = text_of(folder / "cpu.max").partition(" ")
     if is_v1:
-        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+        quota, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
     return int(quota) / int(period) if period and quota.isdecimal() else None
 
 
@@ -103,7 +104,7 @@ def parse_cpu_list(text: str) -> set[int]:
 def node_of_pci_device(bus_id: str, sysfs: Path = SYSFS) -> int | None:
     """Memory node that a device such as `00000000:3B:00.0` hangs on; None where nobody knows."""
     domain, _, rest = bus_id.lower().partition(":")
-    text = _text(sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node")
+    text = text_of(sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node")
     return int(text) if text.isdecimal() else None
 
 
@@ -111,7 +112,7 @@ def _physical_cores(cores: AbstractSet[int], sysfs: Path) -> tuple[tuple[int, ..
     physical: dict[tuple[int, ...], None] = {}
     for core in sorted(cores):
         path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
-        physical[tuple(sorted((parse_cpu_list(_text(path)) | {core}) & cores))] = None
+        physical[tuple(sorted((parse_cpu_list(text_of(path)) | {core}) & cores))] = None
     return tuple(physical)
 
 
@@ -119,15 +120,14 @@ def _number(path: Path) -> int:
     return int(path.name.removeprefix("node"))
 
 
-def _text(path: Path) -> str:
-    try:
+def text_of(path: Path) -> str:
+    """What a file shows; nothing where it is absent or this process may not read it."""
+    with suppress(OSError):
         return path.read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def _link(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return os.readlink(path)
-    except OSError:
-        return ""
+    return ""

@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.process import TOKEN, ProcessName
+from tasks.kernel.process import TOKEN, ProcessName, variables_set
 
 PRIVATE_MODE = 0o700
 LOCK_POLL_S = 0.02
@@ -37,14 +37,16 @@ LEAST_FREE_BYTES = 32_000_000
 def digest_of(path: Path) -> str:
     """SHA-256 of a file; of a folder, over its files' relative names and digests."""
     if path.is_dir():
-        listing = "".join(
-            f"{digest_of(child)}  {child.relative_to(path).as_posix()}\n"
-            for child in sorted(path.rglob("*"))
-            if child.is_file()
-        )
-        return hashlib.sha256(listing.encode()).hexdigest()
+        inside = (child for child in sorted(path.rglob("*")) if child.is_file())
+        return digest_of_all((c.relative_to(path).as_posix(), digest_of(c)) for c in inside)
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of_all(named: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over names and their digests, in this order and as `sha256sum` lists them."""
+    listing = "".join(f"{digest}  {name}\n" for name, digest in named)
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def size_of(path: Path) -> int:
@@ -375,16 +377,13 @@ def temporary_files() -> Iterator[None]:
     The folder goes in the end, or with the next process that keeps its own if this one is killed.
     To be entered first: a library keeps the name of the folder that it found.
     """
-    before = os.environ.get(TMPDIR), tempfile.tempdir
-    with scratch_folder(TEMPORARY) as folder:
-        os.environ[TMPDIR] = tempfile.tempdir = str(folder)
+    before = tempfile.tempdir
+    with scratch_folder(TEMPORARY) as folder, variables_set({TMPDIR: str(folder)}):
+        tempfile.tempdir = str(folder)
         try:
             yield
         finally:
-            os.environ.pop(TMPDIR)
-            if before[0] is not None:
-                os.environ[TMPDIR] = before[0]
-            tempfile.tempdir = before[1]
+            tempfile.tempdir = before
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
@@ -398,7 +397,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
     for path in parent.iterdir():
         found = name.match(path.name)
         if found and _is_abandoned(path, mine.sees_alive(found[1])):
-            _remove(path)
+            remove(path)
 
 
 def _is_abandoned(path: Path, is_alive: bool | None) -> bool:
@@ -417,9 +416,9 @@ def _age_s(path: Path) -> float:
     return time.time() - newest
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # removed by another meanwhile
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; another may have done so meanwhile."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from tasks.kernel.keys.encryption import ENCRYPTION, encryption
 from tasks.kernel.keys.envelope import Envelopes
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult, UpdateVersion
+    from obstore import GetOptions, GetResult, ObjectMeta, UpdateVersion
     from obstore.store import ObjectStore
 
 EXPECTED = "expected file:///folder or s3://bucket/prefix, `#` in it written as %23"
@@ -321,15 +321,8 @@ class Location:
             every = (meta for page in self._store.list(prefix or None) for meta in page)
             # In a folder `change` locks empty files, which are no objects.
             found = (meta for meta in every if meta["size"] or not meta["path"].endswith(".lock"))
-            if self._envelopes:
-                return {
-                    m["path"]: Entry(envelope.content_bytes(m["size"]), m["last_modified"], "")
-                    for m in found
-                }
-            return {
-                m["path"]: Entry(m["size"], m["last_modified"], (m["e_tag"] or "").strip('"'))
-                for m in found
-            }
+            is_sealed = self._envelopes is not None
+            return {meta["path"]: _entry(meta, is_sealed=is_sealed) for meta in found}
         return {}
 
     def remove(self, names: Iterable[str]) -> None:
@@ -395,6 +388,12 @@ class Location:
                 f"{where}: the store does not answer as expected ({_reason(exc)}), "
                 f"tried up to {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
+
+
+def _entry(meta: ObjectMeta, *, is_sealed: bool) -> Entry:
+    if is_sealed:
+        return Entry(envelope.content_bytes(meta["size"]), meta["last_modified"], "")
+    return Entry(meta["size"], meta["last_modified"], (meta["e_tag"] or "").strip('"'))
 
 
 def _pieces(content: bytes | Path) -> Iterator[bytes]:

@@ -126,6 +126,23 @@ def variable_of(pid: int, name: str) -> str | None:
 
 
 @contextmanager
+def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have variables in the environment of this process while inside; afterwards it is as before.
+
+    Others than these may be set inside, and stay.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
 def guarded_process(
     command: Sequence[str],
     log: Path,

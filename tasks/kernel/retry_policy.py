@@ -13,9 +13,6 @@ from prefect.tasks import Task
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import Settings, code_digest, content_key, named_artifacts
 
-NUM_RETRIES = 2
-RETRY_DELAYS_S = [5.0, 30.0]
-RETRY_JITTER = 0.5
 AWAY_CODES = frozenset({429, 500, 502, 503, 504})
 """Without its database the server answers 500."""
 
@@ -33,9 +30,9 @@ def only_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -
 
 
 RETRIED: dict[str, Any] = {
-    "retries": NUM_RETRIES,
-    "retry_delay_seconds": RETRY_DELAYS_S,
-    "retry_jitter_factor": RETRY_JITTER,
+    "retries": 2,
+    "retry_delay_seconds": [5.0, 30.0],
+    "retry_jitter_factor": 0.5,
     "retry_condition_fn": only_transient,
 }
 """What a task's decorator takes: `@task(name=..., **RETRIED, ...)`."""

@@ -14,7 +14,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +34,7 @@ from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, des
 from tasks.kernel.parts import SHARED as SHARED
 from tasks.kernel.process import ProcessName
 from tasks.kernel.tenants import TENANT, installation_of, own_tenant, tenant_home, tenant_of
-from tasks.kernel.values import Artifact
+from tasks.kernel.values import Artifact, items_of
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 """Folder of `falaj`, `flows`, `tasks` and the others: the checkout, or that of an installation."""
@@ -56,6 +56,8 @@ SERVER_NAMES = {
 }
 """What a server's file may name, and the variables for which it stands."""
 NAME_ONE = "begin a project with `falaj init`, or name one: --project PATH, or FALAJ_FEATURE_REPO"
+BUILD_LOG = "builds.jsonl"
+"""File of the store: a line for each build that was ever finished here."""
 VALUE = "value.json"
 """File of a build's folder: its value."""
 REWRITTEN = "rewritten.json"
@@ -86,7 +88,7 @@ class Settings:
     """Where what machines share is kept; None: in the state folder itself."""
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the project from `FALAJ_FEATURE_REPO`, else find it from the working directory.
 
         `FALAJ_HOME` is the state folder; without it, it is `.falaj` beside `use_case.yaml`. The
@@ -104,26 +106,24 @@ class Settings:
                 reading it tells that it is none, and commands that need the state alone work
                 anywhere.
         """
-        env = os.environ if environment is None else environment
-        home, repo = _named_folder(env, "FALAJ_HOME"), _named_folder(env, "FALAJ_FEATURE_REPO")
-        if repo is None:
-            start = Path.cwd()
-            repo = find_project(start) or start
+        names = "FALAJ_HOME", "FALAJ_FEATURE_REPO"
+        home, named = (_named_folder(environment, name) for name in names)
+        repo = named or find_project(Path.cwd()) or Path.cwd()
         if home is None:
             if not (repo / USE_CASE_FILE).is_file():
-                seen = no_project(repo) if env.get("FALAJ_FEATURE_REPO") else NOWHERE.format(repo)
+                seen = no_project(repo) if named else NOWHERE.format(repo)
                 raise ConfigurationError(f"{seen}. Nothing was changed")
             home = (_folder_of_state(repo) / ".falaj").resolve()
-        if (tenant := env.get(TENANT)) and tenant != tenant_of(home):
+        if (tenant := environment.get(TENANT)) and tenant != tenant_of(home):
             home = tenant_home(home, tenant)
         own_tenant(home)  # refuses one that is not listed
         return cls(
             home=home,
             feature_repo=repo,
-            profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
-            database_url=env.get("FALAJ_DATABASE_URL") or None,
-            leases_folder=_named_folder(env, "FALAJ_LEASES"),
-            location=state_location(home, env),
+            profile=environment.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
+            database_url=environment.get("FALAJ_DATABASE_URL") or None,
+            leases_folder=_named_folder(environment, "FALAJ_LEASES"),
+            location=state_location(home, environment),
         )
 
     @property
@@ -256,14 +256,13 @@ def _named_folder(environment: Mapping[str, str], variable: str) -> Path | None:
     return Path(named).expanduser().resolve() if named else None
 
 
-def state_location(home: Path, environment: Mapping[str, str] | None = None) -> Location | None:
+def state_location(home: Path, environment: Mapping[str, str] = os.environ) -> Location | None:
     """The location of `FALAJ_STATE`; None where that is not set, or is the state folder itself.
 
     Raises:
         ConfigurationError: it is no location.
     """
-    env = os.environ if environment is None else environment
-    url = env.get("FALAJ_STATE")
+    url = environment.get("FALAJ_STATE")
     location = Location.of(url) if url else None
     return None if location is None or location.folder == home else location
 
@@ -454,10 +453,7 @@ def drop(path: Path) -> None:
     location, name = _place(path)
     if location is not None:
         location.remove([name, *location.entries(name)])
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    files.remove(path)
 
 
 def is_shared(path: Path) -> bool:
@@ -498,8 +494,8 @@ class Build(BaseModel):
         found = {Path(n): seen for n, seen in self.below(name).items()}
         if Path(name) in found:
             return found[Path(name)][0]
-        lines = (f"{found[n][0]}  {n.relative_to(name).as_posix()}\n" for n in sorted(found))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        listed = ((n.relative_to(name).as_posix(), found[n][0]) for n in sorted(found))
+        return files.digest_of_all(listed)
 
 
 @dataclass(frozen=True)
@@ -536,7 +532,11 @@ class ArtifactStore:
         if (finished := self.find(kind, key, value_type)) is not None:
             return finished
         started = time.monotonic()
-        with self._staging(final) as folder:
+        files.require_space(self.root)
+        with (
+            refused_writes_explained(final),
+            files.scratch_folder(STAGING, files.make_folder(final.parent)) as folder,
+        ):
             value = build(StagedFolder(self, kind, key, folder))
             (folder / VALUE).write_text(value.model_dump_json(indent=1, by_alias=True))
             if self.location is None:
@@ -565,7 +565,8 @@ class ArtifactStore:
                 value = value_type.model_validate_json((folder / VALUE).read_text())
         except (FileNotFoundError, NotADirectoryError, ValidationError):
             value = None
-        inside = [a for a in named_artifacts(value) if self._is_inside(a, folder)]
+        here = folder.resolve()
+        inside = [a for a in named_artifacts(value) if self._locate(a.uri).is_relative_to(here)]
         if value is None or not all(self._is_whole(a, shared) for a in inside):
             # Another may have built it since.
             if self.location and record is not None and record == self._record(kind, key):
@@ -619,8 +620,7 @@ class ArtifactStore:
         if seen == artifact.sha256:
             return True
         kind, key, _ = artifact.uri.removeprefix(URI_SCHEME).split("/", 2)
-        if self.location is not None:
-            self._bring(f"{URI_SCHEME}{kind}/{key}/{REWRITTEN}", anew=True)
+        self._bring(f"{URI_SCHEME}{kind}/{key}/{REWRITTEN}", anew=True)
         note = self.root / kind / key / REWRITTEN
         if not note.exists():
             return False
@@ -646,18 +646,17 @@ class ArtifactStore:
     def file(self, folder: Path, name: str) -> Path:
         """A file of one of `folders`, which is brought here; it may be absent all the same."""
         path = folder / name
-        if self.location is not None:
-            self._bring(f"{URI_SCHEME}{path.relative_to(self.root).as_posix()}")
+        self._bring(f"{URI_SCHEME}{path.relative_to(self.root).as_posix()}")
         return path
 
     def _bring(self, uri: str, *, anew: bool = False) -> None:
-        """Copy what a file or folder lacks here from the location."""
+        """Copy what a file or folder lacks here from the location, where there is one."""
         kind, key, name = uri.removeprefix(URI_SCHEME).split("/", 2)
         folder = self.root / kind / key
-        if not anew and not (folder / SHARED).exists() and (folder / VALUE).exists():
-            return  # it was built here
-        shared = self._shared(kind, key, self._record(kind, key))
-        if shared is None or self.location is None:
+        was_built_here = not (folder / SHARED).exists() and (folder / VALUE).exists()
+        if self.location is None or (was_built_here and not anew):
+            return
+        if (shared := self._shared(kind, key, self._record(kind, key))) is None:
             return
         wanted = shared.below(name).items()
         lacking = [(n, sha) for n, (sha, _) in wanted if anew or not (folder / n).exists()]
@@ -720,7 +719,7 @@ class ArtifactStore:
 
     def _journal_lines(self) -> list[str]:
         try:
-            return self._journal.read_text().splitlines()
+            return (self.root / BUILD_LOG).read_text().splitlines()
         except FileNotFoundError:
             return []
 
@@ -771,14 +770,11 @@ class ArtifactStore:
             return False
         return True
 
-    @property
-    def _journal(self) -> Path:
-        return self.root / "builds.jsonl"
-
     def _note_build(self, kind: str, key: str, seconds: float) -> None:
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"kind": kind, "key": key, "seconds": round(seconds, 3), "finished": finished}
-        with self._journal.open("a") as journal:  # one short write: whole, also from two processes
+        # One short write: whole, also from two processes.
+        with (self.root / BUILD_LOG).open("a") as journal:
             journal.write(json.dumps(line) + "\n")
 
     def _locate(self, uri: str) -> Path:
@@ -790,17 +786,6 @@ class ArtifactStore:
                 f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<kind>/<key>/<path>"
             )
         return path
-
-    def _is_inside(self, artifact: Artifact, folder: Path) -> bool:
-        return self._locate(artifact.uri).is_relative_to(folder.resolve())
-
-    @contextmanager
-    def _staging(self, final: Path) -> Iterator[Path]:
-        files.require_space(self.root)
-        with refused_writes_explained(final):
-            files.make_folder(final.parent)
-            with files.scratch_folder(STAGING, final.parent) as folder:
-                yield folder
 
     @staticmethod
     def _publish(folder: Path, final: Path) -> bool:
@@ -859,14 +844,8 @@ def named_artifacts(value: object) -> Iterator[Artifact]:
     """All artifacts that a value names, at any depth."""
     if isinstance(value, Artifact):
         yield value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from named_artifacts(getattr(value, name))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from named_artifacts(item)
-    elif isinstance(value, dict):
-        for item in value.values():
+    else:
+        for _, item in items_of(value):
             yield from named_artifacts(item)
 
 

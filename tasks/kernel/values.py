@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -79,6 +79,15 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             yield f"{prefix}{name}", text
+
+
+def items_of(value: object) -> Iterable[tuple[Any, Any]]:
+    """Names and values of a model or a mapping, places and values of a list; of others none."""
+    if isinstance(value, BaseModel):
+        return ((name, getattr(value, name)) for name in type(value).model_fields)
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, tuple | list) else ()
 
 
 class Frozen(BaseModel):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from falaj.__main__ import main
 from infra.bench.processes import S3_KEY
 from tasks.contracts.base import Artifact, Contract
 from tasks.governance.journal import Journal
+from tasks.governance.verification import verify
 from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tests.support.host.processes import python
 from tests.support.services.servers import s3_server
 
 
@@ -58,6 +61,32 @@ def build_notes(store: ArtifactStore, text: str = "hello", key: str = "k") -> No
         return Notes(text=folder.artifact("note.txt"), pages=folder.artifact("pages"))
 
     return store.build_once("notes", key, Notes, write)
+
+
+APPENDING = """
+import sys
+from pathlib import Path
+from tasks.governance import journal
+journal.SHIP_EVERY_S, journal.SHIP_WITHIN_S = float(sys.argv[3]), 60
+for number in range(int(sys.argv[2])):
+    journal.Journal(Path(sys.argv[1])).append("push", rows=number, outcome="ok")
+"""
+
+
+def appending(journal: Journal, count: int, ships_every_s: float = 0) -> Popen[str]:
+    """A process that appends lines to a journal."""
+    return python("-c", APPENDING, str(journal.folder), str(count), str(ships_every_s))
+
+
+def act(journal: Journal, count: int = 1) -> None:
+    """Append lines to a journal."""
+    for number in range(count):
+        journal.append("push", rows=number, outcome="ok")
+
+
+def faults(journal: Journal) -> list[tuple[str, str]]:
+    """Kind and place of what is wrong with a journal."""
+    return [(fault.kind, fault.where) for fault in verify(journal).faults]
 
 
 def acts(home: Path, action: str) -> list[dict[str, Any]]:

@@ -20,13 +20,7 @@ import pynvml  # type: ignore[import-untyped]
 from pydantic import Field
 
 from tasks.contracts.hardware import CLASS_VARIABLE, GpuNeeds, Needs, known_class, read_classes
-from tasks.kernel.cores import (
-    SYSFS,
-    CoreLimit,
-    core_limit,
-    node_of_pci_device,
-    physical_cores_by_node,
-)
+from tasks.kernel import cores
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.tenants import own_tenant, tenant_of
 from tasks.kernel.values import Contract
@@ -48,9 +42,9 @@ class CoreSet(Contract):
         return tuple(core for shared in self.physical for core in shared)
 
 
-def core_sets(allowed: AbstractSet[int], sysfs: Path = SYSFS) -> tuple[CoreSet, ...]:
+def core_sets(allowed: AbstractSet[int], sysfs: Path = cores.SYSFS) -> tuple[CoreSet, ...]:
     """The cores among `allowed` (`os.sched_getaffinity(0)`), by memory node."""
-    found = physical_cores_by_node(allowed, sysfs)
+    found = cores.physical_cores_by_node(allowed, sysfs)
     return tuple(CoreSet(node=node, physical=physical) for node, physical in found.items())
 
 
@@ -81,7 +75,9 @@ class Found:
     unusable: tuple[str, ...] = ()
 
 
-def find_gpus(environment: Mapping[str, str], library: Any = pynvml, sysfs: Path = SYSFS) -> Found:
+def find_gpus(
+    environment: Mapping[str, str], library: Any = pynvml, sysfs: Path = cores.SYSFS
+) -> Found:
     """All NVIDIA devices; those in MIG mode as their slices.
 
     Args:
@@ -114,7 +110,7 @@ def _seen_by_nvml(library: Any, environment: Mapping[str, str], sysfs: Path) -> 
     is_visible = _visibility(environment, models)
     for index, (handle, model) in enumerate(zip(handles, models, strict=True)):
         uuid = str(library.nvmlDeviceGetUUID(handle))
-        node = node_of_pci_device(str(library.nvmlDeviceGetPciInfo(handle).busId), sysfs)
+        node = cores.node_of_pci_device(str(library.nvmlDeviceGetPciInfo(handle).busId), sysfs)
         found = list(_leasable(library, handle, model, node))
         if not found:
             unusable.append(f"{uuid} is in MIG mode; make slices with `nvidia-smi mig -cgi`")
@@ -195,8 +191,8 @@ class HostDevices(Contract):
     """Devices of a host that one process may use."""
 
     core_sets: tuple[CoreSet, ...] = Field(description="CPU cores by memory node.")
-    core_limit: CoreLimit = Field(
-        default=CoreLimit(), description="How many of them its container may keep busy."
+    core_limit: cores.CoreLimit = Field(
+        default=cores.CoreLimit(), description="How many of them its container may keep busy."
     )
     gpus: tuple[Gpu, ...] = Field(default=(), description="GPUs, and slices of GPUs.")
     tenant: str = Field(default="", description="Whose process it is; see `tenants.yaml`.")
@@ -240,7 +236,7 @@ class HostDevices(Contract):
             found = Found(unusable=(*found.unusable, NO_CUDA))
         return cls(
             core_sets=core_sets(os.sched_getaffinity(0)),
-            core_limit=core_limit(),
+            core_limit=cores.core_limit(),
             gpus=found.usable,
             unusable=found.unusable,
             tenant=tenant_of(home),
@@ -310,11 +306,7 @@ class Host:
 
 def read_cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
     """What the processors can do: `flags` on x86, `Features` on ARM; empty where nothing says."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return frozenset()
-    named = (line.partition(":") for line in lines)
+    named = (line.partition(":") for line in cores.text_of(cpuinfo).splitlines())
     flags = [rest.split() for name, _, rest in named if name.strip() in ("flags", "Features")]
     return frozenset(flags[0]) if flags else frozenset()
 

@@ -76,12 +76,6 @@ class Evidence(Described):
         changes = (self.auc_change, self.excess_brier_change, self.r2_change, self.skill_change)
         return any(change is not None for change in changes)
 
-    @property
-    def former_is_better(self) -> bool:
-        """The former champion errs less on the window, by the whole 95 % interval."""
-        difference = self.former_difference
-        return difference is not None and difference.error.high < 0
-
 
 class Action(StrEnum):
     """What the controller may do."""
@@ -152,14 +146,18 @@ def _has_grown(evidence: Evidence, config: RetrainingPolicy) -> bool:
 
 
 def promotion_hurts(evidence: Evidence, config: RetrainingPolicy) -> bool:
-    """The latest promotion is recent, and what it replaced would do better in this window."""
-    age = evidence.champion_age_days
+    """The latest promotion is recent, and what it replaced errs less in this window.
+
+    By the whole 95 % interval.
+    """
+    age, difference = evidence.champion_age_days, evidence.former_difference
     return (
         age is not None
         and 0 < config.roll_back_within_days
         and age <= config.roll_back_within_days
         and evidence.former_version is not None
-        and evidence.former_is_better
+        and difference is not None
+        and difference.error.high < 0
     )
 
 

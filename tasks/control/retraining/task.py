@@ -5,7 +5,7 @@ None is cached: what they change is in the database, which keeps each result and
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from prefect import runtime, task
@@ -50,8 +50,6 @@ def store_drift_result(
     Raises:
         TransientError: the database does not answer. Retried.
     """
-    from datetime import UTC, datetime
-
     from tasks.control.retraining.decision import gather
 
     now = datetime.now(UTC)

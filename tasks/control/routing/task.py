@@ -46,7 +46,7 @@ from tasks.control.config import BurstRule, RoutingConfig, StageName, StageRouti
 from tasks.governance.policy import refused_pool
 from tasks.kernel.errors import FalajError, StageError, StageLostError
 from tasks.kernel.location import Location
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
+from tasks.kernel.retry_policy import KEPT, is_api_away
 from tasks.kernel.settings import PROJECT_ROOT, Settings, content_key
 
 QUICK_POLL_S, POLL_S = 0.5, 2.0
@@ -114,10 +114,8 @@ class Place:
     @property
     def refusal(self) -> str | None:
         """Why it cannot take a run now; None where it can."""
-        if self.barred:
-            return f"{self.deployment}: {self.barred}"
-        if self.fault:
-            return f"{self.deployment}: {self.fault}"
+        if why := self.barred or self.fault:
+            return f"{self.deployment}: {why}"
         if not self.num_workers_online:
             return f"{self.deployment}: no worker of work pool {self.pool!r} is online"
         return None
@@ -254,13 +252,8 @@ def _cache_key(context: TaskRunContext, arguments: dict[str, Any]) -> str:
 @task(
     name="run-stage",
     task_run_name="{order.stage}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=cut_off,
-    persist_result=True,
-    result_serializer="json",
     cache_key_fn=_cache_key,
+    **(KEPT | {"retry_condition_fn": cut_off}),
 )
 def run_stage(order: StageOrder) -> dict[str, Any]:
     """Run one stage on a work pool; returns its `route` and its flow's `result` as plain JSON.
@@ -635,19 +628,13 @@ def as_returned(plain: Any, flow: Flow[..., Any]) -> Any:
         StageError: it is something else.
     """
     try:
-        return result_type(flow).validate_python(plain)
+        return TypeAdapter(get_type_hints(flow.fn)["return"]).validate_python(plain)
     except ValidationError as exc:
         raise StageError(
             f"a run of {flow.name} returned something else than this code's flow does "
             f"({exc.error_count()} faults, the first at {exc.errors()[0]['loc']}); its worker runs "
             "other code. Deploy the same code to all workers and retry"
         ) from exc
-
-
-@cache
-def result_type(flow: Flow[..., Any]) -> TypeAdapter[Any]:
-    """Type that a flow's annotation says it returns."""
-    return TypeAdapter(get_type_hints(flow.fn)["return"])
 
 
 def unmarked(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """What a source is to landing, and how rows from elsewhere are copied for it."""
 
-import hashlib
 import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from tasks.contracts.data import SourceFile
 from tasks.features.tables import formats
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
-from tasks.kernel.files import digest_of
+from tasks.kernel.files import digest_of, digest_of_all
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ def source_explained(
 
 def digest_of_states(states: Sequence[tuple[str, str]]) -> str:
     """Digest over names and states of several files, whatever their order."""
-    lines = "".join(f"{state}  {name}\n" for name, state in sorted(states))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return digest_of_all(sorted(states))
 
 
 def copied(table: RawTable, file: Path) -> Source:

@@ -27,21 +27,20 @@ OWN = Path("openbao") / "client.json"
 """File of the state folder that has these variables where the platform runs OpenBao itself."""
 
 
-def named_keys(home: Path, environment: Mapping[str, str] | None = None) -> KeyStore | None:
+def named_keys(home: Path, environment: Mapping[str, str] = os.environ) -> KeyStore | None:
     """The key store that the environment or the platform of a state folder names, if any.
 
     Raises:
         ConfigurationError: as `keys_at`; or a tenant is to sign with the keys of others.
     """
-    env = os.environ if environment is None else environment
     own = own_openbao(home)
-    if not env.get(KEYS):
-        env = {**own, **env}
-    if not (address := env.get(KEYS)):
+    if not environment.get(KEYS):
+        environment = {**own, **environment}
+    if not (address := environment.get(KEYS)):
         return None
     if address != own.get(KEYS):
         check_keys(home, address)
-    return keys_at(address, env)
+    return keys_at(address, environment)
 
 
 def check_keys(home: Path, address: str) -> None:
@@ -65,27 +64,26 @@ def own_openbao(home: Path) -> dict[str, str]:
     return {}
 
 
-def keys_at(address: str, environment: Mapping[str, str] | None = None) -> KeyStore:
+def keys_at(address: str, environment: Mapping[str, str] = os.environ) -> KeyStore:
     """The key store at an address.
 
     Args:
         address: see `KEYS`.
-        environment: default: this process's.
+        environment: variables.
 
     Raises:
         ConfigurationError: it is no address of one, or no file with a token is named.
     """
-    env = os.environ if environment is None else environment
     url = urlsplit(address)
     if url.scheme == "file" and not url.netloc and url.path.startswith("/"):
         return FileKeys(Path(unquote(url.path)))
     if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
         wanted = "https://host:8200, http on 127.0.0.1 alone, or file:///folder"
         raise ConfigurationError(f"{KEYS} is {address}; expected {wanted}. Nothing was signed")
-    if not (token_file := env.get(TOKEN_FILE)):
+    if not (token_file := environment.get(TOKEN_FILE)):
         wanted = "a file with a token of OpenBao, or with an AppRole's role id and secret id"
         raise ConfigurationError(f"{TOKEN_FILE} is not set; expected {wanted}. Nothing was signed")
-    return _opened(address, token_file, env.get(CA), env.get(ADMIN_TOKEN_FILE))
+    return _opened(address, token_file, environment.get(CA), environment.get(ADMIN_TOKEN_FILE))
 
 
 @cache

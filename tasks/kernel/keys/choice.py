@@ -15,12 +15,12 @@ TRUSTED = "FALAJ_TRUSTED_KEYS"
 the state can add a key to it; this folder may be of somebody else, and read-only."""
 
 
-def key_store(home: Path, environment: Mapping[str, str] | None = None) -> KeyStore:
+def key_store(home: Path, environment: Mapping[str, str] = os.environ) -> KeyStore:
     """The key store of an installation.
 
     Args:
         home: its state folder.
-        environment: default: this process's; what it says goes before the platform's own.
+        environment: variables; what they say goes before the platform's own.
 
     Raises:
         ConfigurationError: the address is none, or no file with a token is named.

@@ -2,7 +2,6 @@
 
 import shutil
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -28,7 +27,9 @@ from tasks.kernel.files import write_atomically
 from tasks.kernel.keys.choice import key_store
 from tasks.kernel.keys.openbao import OpenBao, OpenBaoKeys, RefusedError
 from tasks.kernel.keys.store import check_signature
+from tasks.kernel.process import attempts
 from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import wait_until
 from tests.support.services.openbao import RunningOpenBao
 
 
@@ -248,10 +249,9 @@ def started(files: platform.OpenBaoFiles, port: int, log: Path) -> Iterator[str]
 
 def set_up_soon(files: platform.OpenBaoFiles, url: str) -> None:
     """As the platform's probe does, until OpenBao has unsealed itself."""
-    for _ in range(300):
+    for _ in attempts(30, 0.1):
         with suppress(TransientError):
             return platform.set_up(files, url)
-        time.sleep(0.1)
     raise TimeoutError
 
 
@@ -303,27 +303,22 @@ def test_the_platform_keeps_it_alive_and_it_unseals_itself(tmp_path: Path) -> No
     with pytest.raises(NotRunningError):
         platform.program(tmp_path, "platform")
 
-    def wait_until_up() -> None:
-        limit = time.monotonic() + 120
-        while child.condition != "up":
-            assert time.monotonic() < limit
-            child.check()
-            time.sleep(0.1)
+    def is_up() -> bool:
+        child.check()
+        return child.condition == "up"
 
     try:
         child.start()
-        wait_until_up()
+        wait_until(is_up, "it is up", 120)
         encrypted = key_store(tmp_path, {}).encrypt("tenant", b"k" * 32)
         child.kill()
-        while child.condition == "up":
-            child.check()
-        wait_until_up()
+        wait_until(lambda: not is_up(), "its end is noticed", 120)
+        wait_until(is_up, "it is up again", 120)
         assert child.restarts == 1
         assert key_store(tmp_path, {}).decrypt("tenant", encrypted) == b"k" * 32
     finally:
         child.kill()
-        while not child.gone:
-            time.sleep(0.1)
+        wait_until(lambda: child.gone, "its end", 120)
     platform.OpenBaoFiles(tmp_path).seal.unlink()
     child.start()
     assert "seal.key is gone" in child.detail

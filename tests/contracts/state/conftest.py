@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tasks.kernel.location import Location
 from tests.support.host.wrong_store import WrongStore, wrong_store
 from tests.support.state import s3_of_environment
 
@@ -20,6 +22,19 @@ def s3() -> Iterator[str]:
 def bucket(s3: str, request: pytest.FixtureRequest) -> str:
     """An empty prefix of it."""
     return f"s3://lake/{abs(hash(request.node.nodeid))}"
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty location of each kind."""
+    if request.param == "file":
+        return (tmp_path / "location").as_uri()
+    return str(request.getfixturevalue("bucket"))
+
+
+@pytest.fixture
+def location(url: str) -> Location:
+    return Location.of(url)
 
 
 @pytest.fixture

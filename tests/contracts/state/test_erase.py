@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -321,16 +320,15 @@ def test_what_names_no_entity_is_refused(world: World, wrong: str) -> None:
     assert not (world.home / "erasures").exists()
 
 
-def test_rows_of_a_class_are_kept_no_longer_than_its_days(
-    tmp_path: Path, make_old: Callable[[Path], None]
-) -> None:
+def test_rows_of_a_class_are_kept_no_longer_than_its_days(tmp_path: Path) -> None:
     settings = Settings(tmp_path, tmp_path)
+    then = (datetime.now(UTC) - timedelta(days=400)).timestamp()
     for kind, data_class in (("landed", "personal"), ("snapshots", "internal")):
         folder = settings.store.root / kind / "k"
         folder.mkdir(parents=True)
         (folder / "value.json").write_text(json.dumps({"handling": {"data_class": data_class}}))
         (folder / "rows").write_bytes(b"x" * 200_000)
-        make_old(folder / "value.json")
+        os.utime(folder / "value.json", (then, then))
     named = tmp_path / "reports" / "1"
     named.mkdir(parents=True)
     (named / "report.json").write_text('"artifact:landed/k/rows" "artifact:snapshots/k/rows"')
@@ -338,9 +336,3 @@ def test_rows_of_a_class_are_kept_no_longer_than_its_days(
     assert plan_pruning(settings, 5, month, None).builds == {}
     assert [*plan_pruning(settings, 5, month, None, {"personal": 365}).builds] == ["landed/k"]
     assert plan_pruning(settings, 5, month, None, {"personal": 500}).builds == {}
-
-
-@pytest.fixture
-def make_old() -> Callable[[Path], None]:
-    then = datetime.now(UTC) - timedelta(days=400)
-    return lambda file: os.utime(file, (then.timestamp(), then.timestamp()))

@@ -110,34 +110,27 @@ def check_same(settings: Settings) -> None:
     mlflow.engine.dispose()
 
 
-@pytest.fixture(params=["file", "s3"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    if request.param == "file":
-        return Location.of((tmp_path / "backups").as_uri())
-    return Location.of(str(request.getfixturevalue("bucket")))
-
-
 def test_a_backup_is_restored_under_another_path(
-    grown: Settings, target: Location, tmp_path: Path
+    grown: Settings, location: Location, tmp_path: Path
 ) -> None:
     context = Context(grown)
-    backup(target.url, context=context)
-    sent = target.entries("objects")
-    backup(target.url, context=context)
-    assert {*target.entries("objects")} - {*sent} == set()
-    shown = backup(target.url, listed=True, context=context)
+    backup(location.url, context=context)
+    sent = location.entries("objects")
+    backup(location.url, context=context)
+    assert {*location.entries("objects")} - {*sent} == set()
+    shown = backup(location.url, listed=True, context=context)
     assert len(shown.facts["backups"]) == 2
-    backup(target.url, verify=True, context=context)
+    backup(location.url, verify=True, context=context)
     there = Settings(tmp_path / "elsewhere", tmp_path)
     grown.home.rename(tmp_path / "away")
-    restore(target.url, context=Context(there))
+    restore(location.url, context=Context(there))
     check_same(there)
     assert not (there.home / "predictions").exists()
     assert (there.home / "feature_tables" / "current").resolve().is_relative_to(there.home)
     assert (there.home / "reports" / "latest" / "report.json").is_file()
     assert verify(Journal(there.home / "audit")).faults == ()
     with pytest.raises(ConfigurationError, match="holds state already"):
-        restore(target.url, context=Context(there))
+        restore(location.url, context=Context(there))
 
 
 def test_what_a_linked_folder_holds_is_of_the_state(grown: Settings, tmp_path: Path) -> None:
@@ -185,30 +178,30 @@ def test_segments_that_are_merged_during_a_backup_are_in_it(
 
 
 def test_damage_is_seen_and_what_was_cut_off_goes_on(
-    grown: Settings, target: Location, tmp_path: Path
+    grown: Settings, location: Location, tmp_path: Path
 ) -> None:
-    made = back_up(grown, target, {}, nothing)
+    made = back_up(grown, location, {}, nothing)
     name = f"artifacts/notes/{KEPT}/note.txt"
     object_ = object_name(made.files[name].sha256)
-    target.write(object_, b"hellx")
+    location.write(object_, b"hellx")
     there = Settings(tmp_path / "elsewhere", tmp_path)
     with pytest.raises(ArtifactError, match="changed or damaged"):
-        restore_state(there, target, made, {}, nothing)
+        restore_state(there, location, made, {}, nothing)
     assert not (there.home / "artifacts").exists()
     with pytest.raises(ConfigurationError, match="has not ended; run it again"):
-        backup(target.url, context=Context(there))
-    target.remove([object_])
+        backup(location.url, context=Context(there))
+    location.remove([object_])
     shared = Settings(tmp_path / "s", tmp_path, location=Location.of((tmp_path / "l").as_uri()))
     with pytest.raises(ArtifactError, match="Remove it, run `falaj backup`"):
-        restore_state(shared, target, made, {}, nothing)
+        restore_state(shared, location, made, {}, nothing)
     assert not (tmp_path / "l").exists()
-    back_up(grown, target, {}, nothing)
+    back_up(grown, location, {}, nothing)
     work = there.home / "work.json"
     work.touch()
     with pytest.raises(ConfigurationError, match=r"state already, such as work\.json"):
-        restore_state(there, target, made, {}, nothing)
+        restore_state(there, location, made, {}, nothing)
     work.unlink()
-    restore_state(there, target, made, {}, nothing)
+    restore_state(there, location, made, {}, nothing)
     assert not (there.home / ".restoring").exists()
     check_same(there)
 

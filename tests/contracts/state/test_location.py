@@ -15,20 +15,11 @@ from obstore.exceptions import GenericError
 import falaj
 from infra.platform.health import check_copy
 from tasks.contracts.base import Artifact
+from tasks.kernel import settings as state
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name, part_bytes
-from tasks.kernel.settings import (
-    ArtifactStore,
-    Settings,
-    append,
-    bring,
-    children,
-    claim,
-    drop,
-    put,
-    send,
-)
+from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.metadata.identity import check_state, state_identity
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.schema import model_folder
@@ -44,18 +35,6 @@ from tests.support.state import become, build_notes, make_bucket
 def build_many(store: ArtifactStore) -> None:
     for number in range(40):
         build_notes(store, str(number) * 1_000_000, f"k{number}")
-
-
-@pytest.fixture(params=["file", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "file":
-        return (tmp_path / "location").as_uri()
-    return str(request.getfixturevalue("bucket"))
-
-
-@pytest.fixture
-def location(url: str) -> Location:
-    return Location.of(url)
 
 
 def test_of_many_that_create_an_object_one_does(location: Location) -> None:
@@ -182,30 +161,30 @@ def test_files_of_the_state_are_the_same_on_all_machines(
 ) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     become(monkeypatch, a, url)
-    put(a / "audit" / "head.json", "1")
-    append(a / "audit" / "lines", ["one", "two"])
+    state.put(a / "audit" / "head.json", "1")
+    state.append(a / "audit" / "lines", ["one", "two"])
     (a / "run" / "deep").mkdir(parents=True)
     (a / "run" / "model").write_bytes(b"m" * 2_000_000)
     (a / "run" / "deep" / "x.json").write_text("{}")
     (a / "run" / "uv.lock").write_text("of a model")
     for hidden in (".hidden", "deep/lock"):
         (a / "run" / hidden).touch()
-    send(a / "run")
-    assert claim(a / "secrets" / "key", "of a", private=True) == b"of a"
+    state.send(a / "run")
+    assert state.claim(a / "secrets" / "key", "of a", private=True) == b"of a"
 
     become(monkeypatch, b, url)
-    assert bring(b / "audit" / "head.json").read_text() == "1"
-    append(b / "audit" / "lines", ["three"])
-    assert [path.name for path in children(b)] == ["audit", "run", "secrets"]
-    assert (bring(b / "run") / "model").stat().st_size == 2_000_000
+    assert state.bring(b / "audit" / "head.json").read_text() == "1"
+    state.append(b / "audit" / "lines", ["three"])
+    assert [path.name for path in state.children(b)] == ["audit", "run", "secrets"]
+    assert (state.bring(b / "run") / "model").stat().st_size == 2_000_000
     assert sorted(p.name for p in (b / "run").rglob("*")) == ["deep", "model", "uv.lock", "x.json"]
-    assert claim(b / "secrets" / "key", "of b", private=True) == b"of a"
+    assert state.claim(b / "secrets" / "key", "of b", private=True) == b"of a"
     assert (b / "secrets" / "key").stat().st_mode & 0o077 == 0
-    drop(b / "run" / "model")
+    state.drop(b / "run" / "model")
 
     become(monkeypatch, a, url)
-    assert bring(a / "audit" / "lines").read_text() == "one\ntwo\nthree\n"
-    bring(a / "run", exact=True)
+    assert state.bring(a / "audit" / "lines").read_text() == "one\ntwo\nthree\n"
+    state.bring(a / "run", exact=True)
     assert sorted(path.name for path in (a / "run").iterdir()) == [".hidden", "deep", "uv.lock"]
 
 
@@ -418,8 +397,8 @@ def test_from_python_a_project_reads_what_machines_share(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become(monkeypatch, tmp_path / "a", url)
-    put(tmp_path / "a" / "reports" / "newest", "run-1")
-    put(tmp_path / "a" / "reports" / "run-1" / "report.json", "{}")
+    state.put(tmp_path / "a" / "reports" / "newest", "run-1")
+    state.put(tmp_path / "a" / "reports" / "run-1" / "report.json", "{}")
     monkeypatch.delenv("FALAJ_STATE")
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "use_case.yaml").write_text("name: flights")

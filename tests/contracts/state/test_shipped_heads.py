@@ -11,30 +11,18 @@ import pytest
 
 from tasks.governance import journal as audit
 from tasks.governance.journal import AUDIT, BEGIN, Head, Journal, name_of, read_head, shipped_name
-from tasks.governance.verification import Fault, verify
+from tasks.governance.verification import verify
 from tasks.kernel.errors import ArtifactError, FalajError
 from tasks.kernel.keys.files import FileKeys
 from tasks.kernel.location import Location
-from tests.support.host.processes import python
+from tests.support.state import act, appending, faults
 
 Content = dict[str, object]
-APPEND = """
-import sys
-from pathlib import Path
-from tasks.governance import journal
-journal.SHIP_EVERY_S, journal.SHIP_WITHIN_S = 0, 60
-for number in range(20):
-    journal.Journal(Path(sys.argv[1])).append("push", rows=number, outcome="ok")
-"""
 
 
-@pytest.fixture(params=["folder", "s3"])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Location:
+@pytest.fixture
+def place(url: str, monkeypatch: pytest.MonkeyPatch) -> Location:
     """Where heads are shipped, at each act."""
-    is_s3 = request.param == "s3"
-    url = request.getfixturevalue("bucket") if is_s3 else (tmp_path / "elsewhere").as_uri()
     monkeypatch.setenv(AUDIT, url)
     monkeypatch.setattr(audit, "SHIP_EVERY_S", 0)
     monkeypatch.setattr(audit, "SHIP_WITHIN_S", 60)  # a busy machine's store is slow
@@ -44,11 +32,6 @@ def place(
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "home" / "audit")
-
-
-def act(journal: Journal, count: int = 1) -> None:
-    for number in range(count):
-        journal.append("push", rows=number, outcome="ok")
 
 
 def contents(journal: Journal) -> list[Content]:
@@ -71,10 +54,6 @@ def forge(journal: Journal, lines: list[Content], keys: FileKeys | None = None) 
     head = signing._signed(read_head(journal.folder) or Head(**seen), seen)
     (journal.folder / "head.json").write_text(head.model_dump_json())
     return head
-
-
-def kinds(found: tuple[Fault, ...]) -> list[tuple[str, str]]:
-    return [(fault.kind, fault.where) for fault in found]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +84,7 @@ def test_what_its_owner_writes_anew_and_signs_is_found_by_shipped_heads_alone(
         place.create(shipped_name(head.journal, 7), head.model_dump_json().encode())
     (file,) = journal.folder.glob("journal-*.jsonl")
     where = f"{file.name} line {line}" if line else f"heads/{before.journal}"
-    assert (kind, where) in kinds(verify(journal).faults)
+    assert (kind, where) in faults(journal)
     monkeypatch.delenv(AUDIT)
     alone = verify(journal)
     assert (alone.faults, alone.num_shipped) == ((), None)  # as the manual says
@@ -125,7 +104,7 @@ def test_of_two_copies_that_go_on_the_second_is_refused_until_it_has_a_name_of_i
     act(copy, 2)
     assert verify(journal).faults == ()
     found = verify(copy)
-    assert (found.journal, kinds(found.faults)[0][0]) == (name, "forked")
+    assert (found.journal, found.faults[0].kind) == (name, "forked")
     assert verify(copy, [name.partition(".")[0]]).faults == ()
 
 
@@ -179,7 +158,7 @@ def test_heads_that_a_foreign_key_signed_or_that_were_removed_are_told(
     head = forge(journal, contents(journal), foreign)
     place.create(shipped_name(head.journal, 5), head.model_dump_json().encode())
     place.remove([shipped_name(head.journal, 2)])
-    assert kinds(verify(journal).faults) == [
+    assert faults(journal) == [
         ("unsigned", "head.json"),
         ("cut", shipped_name(head.journal, 2)),
         ("unsigned", shipped_name(head.journal, 5)),
@@ -187,7 +166,7 @@ def test_heads_that_a_foreign_key_signed_or_that_were_removed_are_told(
 
 
 def test_processes_at_once_ship_one_row_of_heads(place: Location, journal: Journal) -> None:
-    writers = [python("-c", APPEND, str(journal.folder)) for _ in range(3)]
+    writers = [appending(journal, 20) for _ in range(3)]
     assert [writer.wait(120) for writer in writers] == [0, 0, 0]
     found = verify(journal)
     assert (found.faults, found.num_lines) == ((), 61)
@@ -195,7 +174,6 @@ def test_processes_at_once_ship_one_row_of_heads(place: Location, journal: Journ
 
 
 def test_a_process_ships_once_a_second_and_when_it_ends(place: Location, journal: Journal) -> None:
-    code = APPEND.replace("= 0, 60", "= 3600, 60")
-    assert python("-c", code, str(journal.folder)).wait(120) == 0
+    assert appending(journal, 20, ships_every_s=3600).wait(120) == 0
     assert 2 <= len(place.entries("heads")) <= 3
     assert verify(journal).num_uncovered == 0

@@ -1,6 +1,7 @@
 """Made-up hosts for tests of leases: what is leased are names, so any will do."""
 
-from tasks.control.leases.devices import CoreLimit, CoreSet, Gpu, HostDevices
+from tasks.control.leases.devices import CoreSet, Gpu, HostDevices
+from tasks.kernel.cores import CoreLimit
 
 
 def gpu(uuid: str, node: int | None = None, mig_profile: str | None = None) -> Gpu:

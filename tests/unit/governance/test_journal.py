@@ -13,16 +13,7 @@ from tasks.governance.journal import Journal
 from tasks.governance.verification import verify
 from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import put
-from tests.support.host.processes import python
-
-APPEND = """
-import sys
-from pathlib import Path
-from tasks.governance.journal import Journal
-trail = Journal(Path(sys.argv[1]))
-for number in range(int(sys.argv[2])):
-    trail.append("push", rows=number, outcome="ok")
-"""
+from tests.support.state import act, appending, faults
 
 
 @pytest.fixture
@@ -36,13 +27,8 @@ def the_file(trail: Journal) -> Path:
 
 
 def with_lines(trail: Journal, count: int) -> list[bytes]:
-    for number in range(count):
-        trail.append("push", rows=number, outcome="ok")
+    act(trail, count)
     return the_file(trail).read_bytes().splitlines(keepends=True)
-
-
-def kinds(trail: Journal) -> list[tuple[str, str]]:
-    return [(fault.kind, fault.where) for fault in verify(trail).faults]
 
 
 def changed(line: bytes) -> bytes:
@@ -77,9 +63,9 @@ def test_tampering_is_noticed_at_once_and_after_later_acts_too(
 def test_a_removed_head_is_noticed_after_later_acts_too(trail: Journal, count: int) -> None:
     with_lines(trail, count)
     (trail.folder / "head.json").unlink()
-    assert kinds(trail) == [("unsigned", "head.json")]
+    assert faults(trail) == [("unsigned", "head.json")]
     with_lines(trail, 2)
-    assert kinds(trail) == [("changed", f"{the_file(trail).name} line {count + 2}")]
+    assert faults(trail) == [("changed", f"{the_file(trail).name} line {count + 2}")]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +75,7 @@ def test_an_act_that_is_killed_before_the_head_leaves_no_fault(
     trail: Journal, monkeypatch: pytest.MonkeyPatch, earlier: int, num_lines: int
 ) -> None:
     written = put
-    for _ in range(earlier):
-        trail.append("push", outcome="ok")
+    act(trail, earlier)
 
     def killed(path: Path, text: str) -> None:
         if len(the_file(trail).read_bytes().splitlines()) == num_lines:
@@ -100,7 +85,7 @@ def test_an_act_that_is_killed_before_the_head_leaves_no_fault(
     with monkeypatch.context() as patch:
         patch.setattr(audit, "put", killed)
         with pytest.raises(KeyboardInterrupt):
-            trail.append("push", outcome="ok")
+            act(trail)
     assert verify(trail).faults == ()
     with_lines(trail, 2)
     assert (verify(trail).num_lines, verify(trail).faults) == (num_lines + 2, ())
@@ -122,7 +107,7 @@ def test_a_disk_that_fills_in_a_line_refuses_it_and_keeps_no_part_of_it(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", into_little_room)
         with pytest.raises(StorageError, match="No space left"):
-            trail.append("push", outcome="ok")
+            act(trail)
     assert (verify(trail).num_lines, verify(trail).faults) == (3, ())
     with_lines(trail, 1)
     assert (verify(trail).num_lines, verify(trail).faults) == (4, ())
@@ -131,23 +116,23 @@ def test_a_disk_that_fills_in_a_line_refuses_it_and_keeps_no_part_of_it(
 def test_the_chain_goes_on_in_the_next_month_and_a_missing_month_is_noticed(trail: Journal) -> None:
     with_lines(trail, 3)
     earlier = the_file(trail).rename(trail.folder / "journal-2013-01.jsonl")
-    trail.append("push", outcome="ok")
+    act(trail)
     assert verify(trail).faults == ()
     assert verify(trail).num_lines == 5
     shutil.move(earlier, trail.folder / "elsewhere")
-    assert kinds(trail) == [("cut", f"{the_file(trail).name} line 1")]
+    assert faults(trail) == [("cut", f"{the_file(trail).name} line 1")]
 
 
 def test_a_line_that_a_power_cut_tore_is_told_and_spoils_no_later_one(trail: Journal) -> None:
     with_lines(trail, 2)
     with the_file(trail).open("ab") as stream:
         stream.write(b'{"time":"2013-')
-    trail.append("push", outcome="ok")
-    assert kinds(trail) == [("changed", f"{the_file(trail).name} line 4")]
+    act(trail)
+    assert faults(trail) == [("changed", f"{the_file(trail).name} line 4")]
 
 
 def test_processes_that_append_at_once_keep_one_chain(trail: Journal) -> None:
-    writers = [python("-c", APPEND, str(trail.folder), "50") for _ in range(4)]
+    writers = [appending(trail, 50) for _ in range(4)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0, 0]
     assert verify(trail).faults == ()
     assert [line.content["number"] for line in trail.lines()] == [*range(1, 202)]
@@ -156,7 +141,7 @@ def test_processes_that_append_at_once_keep_one_chain(trail: Journal) -> None:
 
 def test_only_the_owner_may_read_the_trail(trail: Journal) -> None:
     trail.folder.mkdir(mode=0o755)
-    trail.append("push", outcome="ok")
+    act(trail)
     assert trail.folder.stat().st_mode & 0o777 == 0o700
     assert the_file(trail).stat().st_mode & 0o777 == 0o600
 
@@ -208,7 +193,7 @@ def test_trails_of_before_stay_readable_and_what_is_done_to_them_later_is_found(
     lines = own.read_text().splitlines(keepends=True)
     own.write_text(lines[0])
     shared.write_text(shared.read_text().replace('"rows": 0', '"rows": 9'))
-    assert kinds(trail) == [
+    assert faults(trail) == [
         ("changed", "audit/features-2026-01.jsonl"),
         ("changed", "use_cases/traffic/audit/features-2026-01.jsonl"),
     ]

@@ -10,10 +10,6 @@ from tasks.kernel import guard
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 
 
-def guarded(*command: str, grace_s: float = 5) -> list[str]:
-    return [sys.executable, "-S", guard.__file__, str(os.getpid()), str(grace_s), "--", *command]
-
-
 @pytest.fixture
 def mark() -> str:
     """A text for command lines, by which a test finds its own processes."""
@@ -32,11 +28,11 @@ def tree(mark: str) -> str:
 
 @pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
 def test_the_guard_exits_like_its_command(command: str, code: int) -> None:
-    assert subprocess.run(guarded("bash", "-c", command), check=False).returncode == code
+    assert subprocess.run(guard.guarded(["bash", "-c", command]), check=False).returncode == code
 
 
 def test_sigterm_ends_the_whole_tree(mark: str) -> None:
-    process = subprocess.Popen(guarded("bash", "-c", tree(mark)))
+    process = subprocess.Popen(guard.guarded(["bash", "-c", tree(mark)]))
     wait_until(lambda: len(pids_whose_command_holds(mark)) >= 3, "the tree is up")
     process.terminate()
     assert process.wait(10) == 128 + signal.SIGTERM
@@ -45,7 +41,7 @@ def test_sigterm_ends_the_whole_tree(mark: str) -> None:
 
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(mark: str) -> None:
     script = f"trap '' TERM; echo ready; bash -c \"trap '' TERM; exec -a {mark} sleep 300\""
-    process = subprocess.Popen(guarded("bash", "-c", script, grace_s=0.3), stdout=subprocess.PIPE)
+    process = subprocess.Popen(guard.guarded(["bash", "-c", script], 0.3), stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     process.terminate()
     process.wait(10)
@@ -67,7 +63,7 @@ def test_kill_9_of_the_parent_ends_the_whole_tree(mark: str) -> None:
 
 
 def test_kill_9_of_the_guard_itself_ends_the_command(mark: str) -> None:
-    process = subprocess.Popen(guarded("bash", "-c", f"exec -a {mark} sleep 300"))
+    process = subprocess.Popen(guard.guarded(["bash", "-c", f"exec -a {mark} sleep 300"]))
     wait_until(lambda: len(pids_whose_command_holds(f"{mark}\x00300")) == 1, "the command is up")
     process.kill()
     process.wait()
@@ -75,7 +71,7 @@ def test_kill_9_of_the_guard_itself_ends_the_command(mark: str) -> None:
 
 
 def test_a_guard_whose_parent_is_already_gone_starts_nothing(mark: str) -> None:
-    command = guarded("bash", "-c", f"exec -a {mark} sleep 300")
+    command = guard.guarded(["bash", "-c", f"exec -a {mark} sleep 300"])
     command[3] = str(os.getppid())  # another process than the one that starts it
     assert subprocess.run(command, check=False).returncode == 128 + signal.SIGTERM
     assert not pids_whose_command_holds(mark)
@@ -85,7 +81,7 @@ def test_a_command_inherits_no_descriptor_of_the_guard_and_ends_by_a_broken_pipe
     read, write = os.pipe()
     script = f"[ -e /proc/self/fd/{write} ] && echo inherited; (yes; echo $? >&2) | head -1"
     run = subprocess.run(
-        guarded("bash", "-c", script),
+        guard.guarded(["bash", "-c", script]),
         check=False,
         capture_output=True,
         text=True,

@@ -81,17 +81,16 @@ def test_temporary_files_of_a_process_and_of_what_it_starts_are_in_one_folder(
 
 
 def test_a_process_is_known_by_its_start_and_not_by_its_number_alone() -> None:
-    me = ProcessName.of_this()
-    assert not me.has_ended()
-    assert me.model_copy(update={"start": me.start - 1}).has_ended()
-    assert not me.model_copy(update={"space": "another"}).is_visible_to(me)
+    assert not MINE.has_ended()
+    assert DEAD.has_ended()
+    assert not CONTAINED.is_visible_to(MINE)
 
 
 def test_a_process_that_has_ended_and_was_not_reaped_has_ended() -> None:
     child = subprocess.Popen(["sleep", "600"])
     try:
         start = start_of(child.pid)
-        name = ProcessName.of_this().model_copy(update={"pid": child.pid, "start": start})
+        name = MINE.model_copy(update={"pid": child.pid, "start": start})
         assert not name.has_ended()
         child.kill()
         wait_until(name.has_ended, "the end, unreaped")
@@ -101,9 +100,8 @@ def test_a_process_that_has_ended_and_was_not_reaped_has_ended() -> None:
 
 
 def test_a_token_names_a_process_to_those_who_can_see_it_and_to_nobody_else() -> None:
-    me = ProcessName.of_this()
-    assert re.fullmatch(TOKEN, me.token)
-    assert me.sees_alive(me.token) is True
-    assert me.sees_alive(me.model_copy(update={"start": me.start + 1}).token) is False
-    for other in ({"space": "pid:[1]"}, {"boot": "another"}):
-        assert me.sees_alive(me.model_copy(update=other).token) is None
+    assert re.fullmatch(TOKEN, MINE.token)
+    assert MINE.sees_alive(MINE.token) is True
+    assert MINE.sees_alive(DEAD.token) is False
+    for other in (CONTAINED, MINE.model_copy(update={"boot": "another"})):
+        assert MINE.sees_alive(other.token) is None

@@ -5,9 +5,10 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.control.config import LeaseRequest
-from tasks.control.leases.devices import CoreLimit, CoreSet, HostDevices
+from tasks.control.leases.devices import CoreSet, HostDevices
 from tasks.control.leases.placement import AGEING_S, Claim, Grant, Taken, due_s, grants_for, place
 from tasks.control.leases.repository import LeaseRepository, acquire
+from tasks.kernel.cores import CoreLimit
 from tasks.kernel.errors import ConfigurationError, LeaseError
 from tests.support.platform.lease_devices import gpu, host
 
