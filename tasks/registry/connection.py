@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
@@ -135,18 +136,14 @@ def prepare_database(location: RegistryLocation) -> None:
         flush_to_disk(path.parent)
 
 
-_PREPARED: set[str] = set()
-
-
+@cache
 def _prepare_schema(location: RegistryLocation) -> None:
-    if location.uri in _PREPARED:
-        return
+    """Once a process where it could be done."""
     with exclusive(location), explained(location):
         engine = create_engine(location.uri, poolclass=NullPool)
         with engine.begin() as connection:
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {MLFLOW_SCHEMA}"))
         _make_tables(location.uri)
-    _PREPARED.add(location.uri)
 
 
 def _make_tables(uri: str) -> None:
