@@ -243,9 +243,8 @@ def prefect_service(plan: Plan) -> Service:
 
 def mlflow_service(plan: Plan) -> Service:
     """MLflow over the registry that the flows write, behind the platform's password."""
-    stores = {name: plan.environment.get(name) for name in ("FALAJ_STATE", "FALAJ_DATABASE_URL")}
     home = {"FALAJ_HOME": str(plan.files.home), "FALAJ_FEATURE_REPO": str(plan.files.home)}
-    settings = Settings.from_environment({**home, **{n: v for n, v in stores.items() if v}})
+    settings = Settings.from_environment({**plan.environment, **home})
     where = settings.location.url if settings.location else settings.home.as_uri()
     environment = {
         **base_environment(plan.environment),
