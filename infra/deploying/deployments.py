@@ -15,7 +15,7 @@ from prefect.client.schemas.actions import (
 from prefect.client.schemas.objects import ConcurrencyOptions
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.exceptions import MissingFlowError, ObjectNotFound
+from prefect.exceptions import MissingFlowError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
@@ -27,7 +27,7 @@ from infra.deploying.file import (
     UseCase,
     more_than_once,
 )
-from infra.deploying.items import Found, Item
+from infra.deploying.items import Found, Item, if_there
 from tasks.contracts.hardware import HardwareClass, kind_of
 from tasks.conversion.targets.catalog import format_of
 from tasks.kernel.errors import ConfigurationError
@@ -269,10 +269,7 @@ def load_flow(entrypoint: str) -> Flow[..., Any]:
 
 async def read_deployment(client: PrefectClient, full_name: str) -> DeploymentResponse | None:
     """A deployment; None where there is none."""
-    try:
-        return await client.read_deployment_by_name(full_name)
-    except ObjectNotFound:
-        return None
+    return await if_there(client.read_deployment_by_name(full_name))
 
 
 @cache

@@ -1,9 +1,9 @@
 """What all that is deployed has in common: it is compared, and written where it differs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from prefect.blocks.core import Block
@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr
 from infra.deploying.file import UseCase
 from tasks.control.routing.task import SharedResults
 
+Thing = TypeVar("Thing")
 MISSING = "is missing"
 LONGEST_VALUE = 60
 """Characters of a value in a difference; the rest is cut."""
@@ -173,9 +174,14 @@ RESULTS = BlockItem(name="state", block=SharedResults())
 """Of no use where the state is in one folder, and harmless."""
 
 
-async def find_block(client: PrefectClient, slug: str, name: str) -> BlockDocument | None:
-    """A block with its secrets; None where there is none."""
+async def if_there(asked: Awaitable[Thing]) -> Thing | None:
+    """What the server is asked for; None where there is none."""
     try:
-        return await client.read_block_document_by_name(name, slug, include_secrets=True)
+        return await asked
     except ObjectNotFound:
         return None
+
+
+async def find_block(client: PrefectClient, slug: str, name: str) -> BlockDocument | None:
+    """A block with its secrets; None where there is none."""
+    return await if_there(client.read_block_document_by_name(name, slug, include_secrets=True))

@@ -13,10 +13,9 @@ from typing import Any
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import WorkPool, WorkQueue
-from prefect.exceptions import ObjectNotFound
 
 from infra.deploying.file import POOLS_FOLDER, Pool, PoolType, Queue, UseCase, read_pools_file
-from infra.deploying.items import Found, Item
+from infra.deploying.items import Found, Item, if_there
 from tasks.contracts.hardware import CLASS_VARIABLE, HardwareClass, InCluster, kind_of
 from tasks.kernel.errors import ConfigurationError
 
@@ -113,9 +112,8 @@ class PoolItem(Item):
                 await client.create_work_queue(name, work_pool_name=self.name, **fields)
 
     async def _there(self, client: PrefectClient) -> tuple[WorkPool | None, dict[str, WorkQueue]]:
-        try:
-            pool = await client.read_work_pool(self.name)
-        except ObjectNotFound:
+        pool = await if_there(client.read_work_pool(self.name))
+        if pool is None:
             return None, {}
         found = await client.read_work_queues(work_pool_name=self.name)
         return pool, {queue.name: queue for queue in found if queue.name in self.queues}

@@ -33,12 +33,8 @@ def closure(wanted: Sequence[str]) -> set[str]:
             if (name, extra) not in seen:
                 seen.add((name, extra))
                 asked = map(Requirement, distribution(name).requires or ())
-                pending += [one for one in asked if _applies(one, extra)]
+                pending += [r for r in asked if not r.marker or r.marker.evaluate({"extra": extra})]
     return {name for name, _ in seen}
-
-
-def _applies(requirement: Requirement, extra: str) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def prune(checkout: Checkout, wanted: Sequence[str]) -> None:

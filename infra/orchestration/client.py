@@ -5,7 +5,7 @@ Imports nothing of Prefect: what it returns must be in the environment before Pr
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,15 +45,16 @@ def is_running(home: Path) -> bool:
 
 
 @contextmanager
-def only_one(file: Path, refusal: Callable[[str], str], wait_s: float) -> Iterator[None]:
+def only_one(file: Path, does: str, wait_s: float) -> Iterator[None]:
     """Hold a lock whose file has the holder's process id.
 
     Raises:
-        ConfigurationError: another process holds it: `refusal` of its id.
+        ConfigurationError: another process holds it: `does` says what it does with the folder.
     """
 
     def held() -> ConfigurationError:
-        return ConfigurationError(refusal(file.read_text().strip() or "?"))
+        holder = file.read_text().strip() or "?"
+        return ConfigurationError(f"{file.parent}: process {holder} {does}")
 
     with locked(file, wait_s=wait_s, held=held) as lock:
         os.ftruncate(lock, 0)

@@ -58,15 +58,12 @@ def only_run(home: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: another run holds it.
     """
-
-    def refusal(holder: str) -> str:
-        return (
-            f"{home}: process {holder} is running a flow on this state folder; wait until it ends, "
-            "or set FALAJ_HOME to another folder"
-        )
-
+    does = (
+        "is running a flow on this state folder; wait until it ends, or set FALAJ_HOME to another "
+        "folder"
+    )
     used = held_everywhere(home / USED, shared=True)
-    with client.only_one(home / "run.lock", refusal, wait_s=0), used:
+    with client.only_one(home / "run.lock", does, wait_s=0), used:
         yield
 
 

@@ -249,14 +249,8 @@ def only_supervisor(files: PlatformFiles) -> AbstractContextManager[None]:
     Raises:
         ConfigurationError: another one lives.
     """
-
-    def refusal(holder: str) -> str:
-        return (
-            f"{files.folder}: process {holder} supervises this state folder; make status shows it, "
-            "make down ends it"
-        )
-
-    return only_one(files.lock, refusal, wait_s=LOCK_WAIT_S)
+    does = "supervises this state folder; make status shows it, make down ends it"
+    return only_one(files.lock, does, wait_s=LOCK_WAIT_S)
 
 
 def supervisor_pid(files: PlatformFiles) -> int | None:

@@ -6,6 +6,7 @@ Nothing here changes anything.
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import requires, version
@@ -444,11 +445,8 @@ def check_database(file: Path) -> Finding:
         seen = f"{file.name}: {size / 1e9:.1f} GB, too large to be read through"
         return Finding("databases", "ok", seen)
     try:
-        connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=10)
-        try:
-            answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        finally:
-            connection.close()
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=10)) as database:
+            answer = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as exc:
         if not shows_damage(exc):
             advice = (

@@ -243,9 +243,8 @@ def prefect_service(plan: Plan) -> Service:
 
 def mlflow_service(plan: Plan) -> Service:
     """MLflow over the registry that the flows write, behind the platform's password."""
-    stores = {name: plan.environment.get(name) for name in ("FALAJ_STATE", "FALAJ_DATABASE_URL")}
     home = {"FALAJ_HOME": str(plan.files.home), "FALAJ_FEATURE_REPO": str(plan.files.home)}
-    settings = Settings.from_environment({**home, **{n: v for n, v in stores.items() if v}})
+    settings = Settings.from_environment({**plan.environment, **home})
     where = settings.location.url if settings.location else settings.home.as_uri()
     environment = {
         **base_environment(plan.environment),
@@ -322,7 +321,7 @@ def serving_service(plan: Plan, number: int = 0) -> Service:
     stores = {
         name: value
         for name, value in plan.environment.items()
-        if name.startswith("FALAJ_") and name not in (DATABASE_URL, REDIS_URL)
+        if name.startswith("FALAJ_") and name not in STORES
     }
     return Service(
         names[0],
@@ -340,23 +339,23 @@ def serving_service(plan: Plan, number: int = 0) -> Service:
 
 def worker_environment(plan: Plan) -> dict[str, str]:
     """What workers, and with them flows, see: all but Prefect's own and the servers' addresses."""
-    inherited = {
-        name: value
-        for name, value in plan.environment.items()
-        if not name.startswith("PREFECT_") and name not in (DATABASE_URL, REDIS_URL)
-    }
     api_url = plan.config.api_url or plan.api.url
     client = client_settings(plan.files.home, api_url, plan.password, plan.endpoint.ui_url)
-    return _of_worker(inherited | _openbao_token(plan, "worker"), client)
+    return _of_worker({**plan.environment, **_openbao_token(plan, "worker")}, client)
 
 
-def _of_worker(inherited: Mapping[str, str], client: dict[str, str]) -> dict[str, str]:
+def _of_worker(environment: Mapping[str, str], client: dict[str, str]) -> dict[str, str]:
     """Environment of a worker, from its machine's and the settings of all clients."""
     del client["PREFECT_LOGGING_SETTINGS_PATH"]  # a worker's own lines are worth keeping
+    inherited = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("PREFECT_") and name not in STORES
+    }
     return {
         **inherited,
         **client,
-        "PATH": path_to_python(inherited),
+        "PATH": path_to_python(environment),
         "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_S),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
     }
@@ -403,11 +402,10 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
         )
     if seen != expected:
         raise ConfigurationError(not_shared(seen, expected, settings))
-    inherited = {n: v for n, v in environment.items() if not n.startswith("PREFECT_")}
     name = f"{pool}-{socket.gethostname()}-{machine_id(settings.home).replace('.', '')}"
     words, client = _worker_command(pool, name), client_settings(settings.home, api, password)
     make_folder(Path(client["PREFECT_HOME"]))
-    os.execve(words[0], words, _of_worker(inherited, client))
+    os.execve(words[0], words, _of_worker(environment, client))
 
 
 def path_to_python(environment: Mapping[str, str]) -> str:

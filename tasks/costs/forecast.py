@@ -44,11 +44,18 @@ def by_day(amounts: Iterable[tuple[datetime, float]], now: datetime) -> Float64A
 
 def mean_a_day(days: Float64Array) -> Estimate | None:
     """Mean of the days; None where there are fewer than `MIN_DAYS`."""
-    if len(days) < MIN_DAYS:
+    return _ratio(days, np.ones(len(days)))
+
+
+def _ratio(amounts: Float64Array, numbers: Float64Array) -> Estimate | None:
+    """Ratio of the sums of both over the days; None with too few days, or where nothing was."""
+    if len(numbers) < MIN_DAYS or not numbers.sum():
         return None
-    drawn = draw_days(len(days), BLOCK_DAYS, REPLICATES, np.random.default_rng(SEED))
-    mean = float(days.mean())
-    return Estimate(mean, *interval(mean, drawn @ days / len(days), (0.0, np.inf)))
+    drawn = draw_days(len(numbers), BLOCK_DAYS, REPLICATES, np.random.default_rng(SEED))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        replicates = (drawn @ amounts) / (drawn @ numbers)
+    ratio = float(amounts.sum() / numbers.sum())
+    return Estimate(ratio, *interval(ratio, replicates, (0.0, np.inf)))
 
 
 def days_until_full(growth: Float64Array, free: float) -> Estimate | None:
@@ -80,11 +87,4 @@ def mean_wait(waits: list[tuple[datetime, float]], now: datetime) -> Estimate | 
 
     The interval is of the ratio of two sums over days: seconds, and runs.
     """
-    seconds, runs = by_day(waits, now), by_day([(moment, 1.0) for moment, _ in waits], now)
-    if len(runs) < MIN_DAYS or not runs.sum():
-        return None
-    drawn = draw_days(len(runs), BLOCK_DAYS, REPLICATES, np.random.default_rng(SEED))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        replicates = (drawn @ seconds) / (drawn @ runs)
-    mean = float(seconds.sum() / runs.sum())
-    return Estimate(mean, *interval(mean, replicates, (0.0, np.inf)))
+    return _ratio(by_day(waits, now), by_day([(moment, 1.0) for moment, _ in waits], now))

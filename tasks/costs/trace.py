@@ -74,16 +74,12 @@ def replay(
     starts = [
         [_spot(use.seconds, trace[i:], checkpoint_s) for use in uses] for i in range(len(trace))
     ]
-    whole = [start for start in starts if None not in start]
-    if not uses or not whole:
+    whole = np.array([start for start in starts if None not in start], float)
+    if not whole.size:
         return None
-    amounts = [
-        sum(unit * found[0] for unit, found in zip(units, start, strict=True) if found)
-        for start in whole
-    ]
-    hours = [sum(found[1] for found in start if found) for start in whole]
+    amounts, hours = whole[:, :, 0] @ units, whole[:, :, 1].sum(axis=1)
     low, high = np.quantile(amounts, (0.025, 0.975))
-    return Replayed(float(np.mean(amounts)), float(low), float(high), float(np.mean(hours)))
+    return Replayed(float(amounts.mean()), float(low), float(high), float(hours.mean()))
 
 
 def _spot(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import PositiveFloat, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.nn import functional
 from tasks.imports.config import EncoderConfig, digest_in, find_package
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import digest_of
+from tasks.kernel.values import Frozen
 
 SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 FILES = (SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
@@ -31,10 +32,8 @@ SHORTEST = 1e-4
 """Least length that an embedding is divided by; the smallest normal 16-bit float is 6e-5."""
 
 
-class EncoderShape(BaseModel):
+class EncoderShape(Frozen):
     """Sizes of a BERT encoder, named as its `config.json` names them."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt

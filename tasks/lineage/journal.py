@@ -113,7 +113,8 @@ class Journal:
         """
         runs = {run_id(step): step for step in steps}
         with refused_writes_explained(self.folder), held_everywhere(self.folder / LOCK):
-            known = self._known_runs()
+            file = bring(self.folder / RUNS)
+            known = {*file.read_text(errors="replace").split()} if file.exists() else set()
             new = {run: step for run, step in runs.items() if run not in known}
             namespace = self.settings.namespace
             self._append(
@@ -122,7 +123,7 @@ class Journal:
                 for event in step_events(step, parent, started, namespace, commit)
             )
             if new:
-                append(self.folder / RUNS, list(new))
+                append(file, list(new))
         logger.info("lineage: %d step(s) recorded, %d known", len(new), len(runs) - len(new))
         return len(new)
 
@@ -145,12 +146,6 @@ class Journal:
         """Events that the collector has not taken yet."""
         file = self.folder / OUTBOX
         return list(_events_in(file)) if file.exists() else []
-
-    def _known_runs(self) -> frozenset[str]:
-        try:
-            return frozenset(bring(self.folder / RUNS).read_text(errors="replace").split())
-        except FileNotFoundError:
-            return frozenset()
 
     def _append(self, given: Iterable[Event]) -> None:
         events = list(given)

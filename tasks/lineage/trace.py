@@ -2,8 +2,7 @@
 
 import logging
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,13 +60,7 @@ class Chain:
 
     def __iter__(self) -> Iterator[Origin]:
         """Each version once, nearest first."""
-        seen = {self.start}
-        queue = deque([self.start])
-        while queue:
-            origin = self.origin(queue.popleft())
-            yield origin
-            queue += [data for data in origin.inputs if data not in seen]
-            seen |= set(origin.inputs)
+        return map(self.origin, _reached(self.start, lambda data: self.origin(data).inputs))
 
     def sources(self) -> list[Data]:
         """What it all began with: the raw files."""
@@ -79,12 +72,17 @@ class Chain:
         for origin in self.origins.values():
             for data in origin.inputs:
                 made.setdefault(data, []).append(origin.data)
-        queue = [self.start]
-        seen = {self.start}
-        for data in queue:
-            queue += [each for each in made.get(data, ()) if each not in seen]
-            seen |= set(queue[len(seen) :])
-        return queue[1:]
+        return _reached(self.start, lambda data: made.get(data, ()))[1:]
+
+
+def _reached(start: Data, following: Callable[[Data], Iterable[Data]]) -> list[Data]:
+    """One version, and all that is reached from it, each once and nearest first."""
+    found, seen = [start], {start}
+    for data in found:
+        new = [each for each in dict.fromkeys(following(data)) if each not in seen]
+        found += new
+        seen.update(new)
+    return found
 
 
 def trace(name: str, journal: Journal) -> Chain:

@@ -36,8 +36,9 @@ READS_ONLY = "falaj_reads_only"
 MIGRATIONS = Path(__file__).with_name("migrations")
 COPY = "before-migration-of-{}.db"
 """Name of the copy of a SQLite file; `{}` is the version of its tables."""
-_REFUSED = ("readonly database", "unable to open database file", "disk is full", "disk I/O error")
-_DAMAGED = ("file is not a database", "disk image is malformed")
+REFUSED = ("readonly database", "unable to open database file", "disk is full", "disk I/O error")
+DAMAGED = ("file is not a database", "disk image is malformed")
+"""What SQLite says where its disk refuses, and where its file is no whole database."""
 
 
 def open_database(url: str) -> Engine:
@@ -277,12 +278,12 @@ def _shown(engine: Engine) -> str:
 def _explained(exc: DBAPIError, engine: Engine) -> Exception:
     where = _shown(engine)
     reason = (str(exc.orig).strip() or "no reason given").splitlines()[0]
-    if any(sign in reason for sign in _REFUSED):
+    if any(sign in reason for sign in REFUSED):
         return StorageError(
             f"{where}: the disk refused ({reason}); expected a writable file with free space. "
             "Nothing was changed; free space or mend the permissions and run again"
         )
-    if any(sign in reason for sign in _DAMAGED):
+    if any(sign in reason for sign in DAMAGED):
         return StorageError(
             f"{where} is damaged ({reason}); expected a SQLite database. Move it away; "
             "`falaj restore` brings a backup into an empty state, else it begins empty"

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from tasks.kernel import errors
 from tasks.kernel.files import flush_to_disk, make_folder
 from tasks.kernel.settings import MLFLOW_SCHEMA, Settings
-from tasks.metadata.database import held_everywhere
+from tasks.metadata.database import DAMAGED, REFUSED, held_everywhere
 
 LOCK_WAIT_S = 120.0
 SQLITE_SCHEME = "sqlite:///"
@@ -34,10 +35,6 @@ ADDRESS = "mlflow-artifacts:/"
 OF_ARTIFACTS = "/mlflow/artifacts/"
 SQLITE_MAGIC = b"SQLite format 3\0"
 _LOCKED = re.compile("database (table |schema )?is locked")
-_REFUSED = re.compile(
-    "readonly database|unable to open database file|database or disk is full|disk I/O error"
-)
-_DAMAGED = re.compile("file is not a database|disk image is malformed")
 
 
 @dataclass(frozen=True)
@@ -159,18 +156,14 @@ def _unsynced(file: Path) -> Iterator[None]:
         event.remove(Engine, "do_connect", connect)
 
 
-_PREPARED: set[str] = set()
-
-
+@cache
 def _prepare_schema(location: RegistryLocation) -> None:
-    if location.uri in _PREPARED:
-        return
+    """Once a process where it could be done."""
     with exclusive(location), explained(location):
         engine = create_engine(location.uri, poolclass=NullPool)
         with engine.begin() as connection:
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {MLFLOW_SCHEMA}"))
         _make_tables(location.uri)
-    _PREPARED.add(location.uri)
 
 
 def _make_tables(uri: str) -> None:
@@ -243,9 +236,9 @@ def _as_ours(text: str, location: RegistryLocation, *, busy: bool) -> errors.Fal
     kept = f"{where}: the change was not made ({reason})"
     if _LOCKED.search(text):
         return errors.TransientError(f"{kept}; another process holds its lock. Try again later")
-    if _REFUSED.search(text):
+    if any(sign in text for sign in REFUSED):
         return errors.StorageError(f"{kept}; expected a writable file with free space. Retry then")
-    if _DAMAGED.search(text):
+    if any(sign in text for sign in DAMAGED):
         return errors.RegistryError(
             f"{kept}; the file is damaged. `falaj restore` brings a backup, or move it away to "
             f"begin an empty registry; the files of earlier runs stay in {location.artifacts}"

@@ -144,6 +144,18 @@ def adopt(version: RegisteredVersion) -> None:
             signing.sign(version.state, version.subject, files, source)
 
 
+class _Client:
+    """MLflow's client; whatever it and its database raise is one of the errors named above."""
+
+    def __init__(self, location: connection.RegistryLocation) -> None:
+        self._explained = connection.explained(location)
+        made = self._explained(connection.load_mlflow().MlflowClient)
+        self._client = made(tracking_uri=location.uri, registry_uri=location.uri)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._explained(getattr(self._client, name))
+
+
 class Registry:
     """One open registry.
 
@@ -154,10 +166,7 @@ class Registry:
     def __init__(self, location: connection.RegistryLocation) -> None:
         connection.prepare_database(location)
         self.location, self.state = location, location.home or location.artifacts.parent
-        with connection.explained(location):
-            self._client = connection.load_mlflow().MlflowClient(
-                tracking_uri=location.uri, registry_uri=location.uri
-            )
+        self._client = _Client(location)
 
     def version(self, name: str, number: int) -> RegisteredVersion:
         """One version by its number.
@@ -193,14 +202,12 @@ class Registry:
     def versions(self, name: str, tags: Mapping[str, str] | None = None) -> list[RegisteredVersion]:
         """All versions of a model that bear these tags, oldest first."""
         wanted = [f"name = '{name}'", *(f"tags.{k} = '{v}'" for k, v in (tags or {}).items())]
-        with connection.explained(self.location):
-            found = self._client.search_model_versions(" and ".join(wanted))
-            return sorted(map(self._known, found), key=lambda version: version.number)
+        found = self._client.search_model_versions(" and ".join(wanted))
+        return sorted(map(self._known, found), key=lambda version: version.number)
 
     def names(self) -> list[str]:
         """Registered models, by name."""
-        with connection.explained(self.location):
-            return sorted(model.name for model in self._client.search_registered_models())
+        return sorted(model.name for model in self._client.search_registered_models())
 
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
         """The version that an alias points at, None where there is no such alias or model.
@@ -230,18 +237,16 @@ class Registry:
 
     def set_owner(self, name: str, use_case: str) -> None:
         """Note whose a model name is; the model is created, without a version, where it is new."""
-        with connection.explained(self.location):
-            if self._model(name):
-                self._client.set_registered_model_tag(name, OWNER_TAG, use_case)
-            else:
-                self._client.create_registered_model(name, tags={OWNER_TAG: use_case})
+        if self._model(name):
+            self._client.set_registered_model_tag(name, OWNER_TAG, use_case)
+        else:
+            self._client.create_registered_model(name, tags={OWNER_TAG: use_case})
 
     def set_alias(self, version: RegisteredVersion, alias: str) -> None:
         """Point an alias at a version, in one transaction; does nothing where it already is."""
         before = self.aliases(version.name).get(alias)
         if before != version.number:
-            with connection.explained(self.location):
-                self._client.set_registered_model_alias(version.name, alias, str(version.number))
+            self._client.set_registered_model_alias(version.name, alias, str(version.number))
             moved = {
                 "to": str(version),
                 "before": f"{version.name} version {before}" if before else "none",
@@ -251,8 +256,7 @@ class Registry:
     def remove_alias(self, name: str, alias: str) -> None:
         """Let an alias point at nothing; does nothing where there is none."""
         if alias in self.aliases(name):
-            with connection.explained(self.location):
-                self._client.delete_registered_model_alias(name, alias)
+            self._client.delete_registered_model_alias(name, alias)
             self.record("move-alias", name, alias=alias, to="none")
 
     def why_withdrawn(self, version: RegisteredVersion) -> str | None:
@@ -268,9 +272,8 @@ class Registry:
     def set_tags(self, version: RegisteredVersion, tags: Mapping[str, str]) -> None:
         """Set those tags of a version that are not yet so."""
         changed = {k: value for k, value in tags.items() if version.tags.get(k) != value}
-        with connection.explained(self.location):
-            for key, value in changed.items():
-                self._client.set_model_version_tag(version.name, str(version.number), key, value)
+        for key, value in changed.items():
+            self._client.set_model_version_tag(version.name, str(version.number), key, value)
         if changed:
             self.record("tag-version", version.name, version=str(version), tags=sorted(changed))
 
@@ -295,27 +298,25 @@ class Registry:
         folder, subject = run.folder / MODEL_FOLDER, f"models/{name}/{run.run_id}"
         signed = signing.digests(folder, (path.name for path in folder.iterdir()))
         signing.sign(self.state, subject, signed, folder / f"{MANIFEST_FILE}{signing.END}")
-        with connection.explained(self.location):
-            if not self._model(name):
-                self._client.create_registered_model(name)
-            send(run.folder)
-            source = self.location.address(folder)
-            made = self._client.create_model_version(
-                name, source, run.run_id, tags=dict(tags), description=description
-            )
+        if not self._model(name):
+            self._client.create_registered_model(name)
+        send(run.folder)
+        source = self.location.address(folder)
+        made = self._client.create_model_version(
+            name, source, run.run_id, tags=dict(tags), description=description
+        )
         known = self._known(made)
         self.record("register-version", name, version=str(known))
         return known
 
     def start_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> StartedRun:
         """Begin a run; the experiment is created where there is none."""
-        with connection.explained(self.location):
-            known = self._client.get_experiment_by_name(experiment)
-            folder = f"{connection.ADDRESS}{experiment}"
-            number = known and known.experiment_id
-            number = number or self._client.create_experiment(experiment, artifact_location=folder)
-            run = self._client.create_run(number, tags=dict(tags), run_name=name)
-            return StartedRun(run.info.run_id, self.location.local_path(run.info.artifact_uri))
+        known = self._client.get_experiment_by_name(experiment)
+        folder = f"{connection.ADDRESS}{experiment}"
+        number = known and known.experiment_id
+        number = number or self._client.create_experiment(experiment, artifact_location=folder)
+        run = self._client.create_run(number, tags=dict(tags), run_name=name)
+        return StartedRun(run.info.run_id, self.location.local_path(run.info.artifact_uri))
 
     def keep(self, version: RegisteredVersion, path: str, value: Contract) -> str:
         """Keep a value as a file among those of a version's run; returns its SHA-256.
@@ -335,29 +336,26 @@ class Registry:
 
     def run_folder(self, run_id: str) -> Path:
         """Local folder of a run's files."""
-        with connection.explained(self.location):
-            return self.location.local_path(self._client.get_run(run_id).info.artifact_uri)
+        return self.location.local_path(self._client.get_run(run_id).info.artifact_uri)
 
     def log(
         self, run_id: str, parameters: Mapping[str, str], metrics: Sequence[MetricPoint]
     ) -> None:
         """Write parameters and metrics of a run; long parameter values are cut by MLflow."""
-        with connection.explained(self.location):
-            from mlflow.entities import Metric, Param
+        from mlflow.entities import Metric, Param
 
-            now_ms = int(time.time() * 1000)
-            params = [Param(key, value) for key, value in parameters.items()]
-            points = [Metric(m.name, m.value, now_ms, m.step) for m in metrics]
-            for start in range(0, len(params), _MAX_PARAMETERS):
-                self._client.log_batch(run_id, params=params[start : start + _MAX_PARAMETERS])
-            for start in range(0, len(points), _MAX_METRICS):
-                self._client.log_batch(run_id, metrics=points[start : start + _MAX_METRICS])
+        now_ms = int(time.time() * 1000)
+        params = [Param(key, value) for key, value in parameters.items()]
+        points = [Metric(m.name, m.value, now_ms, m.step) for m in metrics]
+        for start in range(0, len(params), _MAX_PARAMETERS):
+            self._client.log_batch(run_id, params=params[start : start + _MAX_PARAMETERS])
+        for start in range(0, len(points), _MAX_METRICS):
+            self._client.log_batch(run_id, metrics=points[start : start + _MAX_METRICS])
 
     def end_run(self, run_id: str, status: str = "FINISHED") -> None:
         """End a run as `FINISHED`, `FAILED` or `KILLED`; one that has ended stays as it is."""
-        with connection.explained(self.location):
-            if self._client.get_run(run_id).info.status == "RUNNING":
-                self._client.set_terminated(run_id, status)
+        if self._client.get_run(run_id).info.status == "RUNNING":
+            self._client.set_terminated(run_id, status)
 
     def runs_by_tag(self, experiment: str, tags: Mapping[str, str], by: str) -> dict[str, RunState]:
         """Runs of an experiment that bear `tags`, by the value of the tag `by`."""
@@ -369,27 +367,25 @@ class Registry:
         }
 
     def _runs(self, experiment: str, wanted: str) -> list[Run]:
-        with connection.explained(self.location):
-            known = self._client.get_experiment_by_name(experiment)
-            found: list[Run] = []
-            token = None if known else ""
-            while token != "":
-                page = self._client.search_runs(
-                    [known.experiment_id], filter_string=wanted, page_token=token
-                )
-                found += page
-                token = page.token or ""
-            return found
+        known = self._client.get_experiment_by_name(experiment)
+        found: list[Run] = []
+        token = None if known else ""
+        while token != "":
+            page = self._client.search_runs(
+                [known.experiment_id], filter_string=wanted, page_token=token
+            )
+            found += page
+            token = page.token or ""
+        return found
 
     def discard_run(self, run_id: str, reason: str) -> None:
         """Mark a run failed and deleted, and remove its files."""
-        with connection.explained(self.location):
-            folder = self.location.local_path(self._client.get_run(run_id).info.artifact_uri)
-            if folder.parent.name == run_id:  # MLflow's own layout: <experiment>/<run>/artifacts
-                drop(folder.parent)
-            self._client.set_tag(run_id, "discarded_because", reason)
-            self._client.set_terminated(run_id, "FAILED")
-            self._client.delete_run(run_id)
+        folder = self.location.local_path(self._client.get_run(run_id).info.artifact_uri)
+        if folder.parent.name == run_id:  # MLflow's own layout: <experiment>/<run>/artifacts
+            drop(folder.parent)
+        self._client.set_tag(run_id, "discarded_because", reason)
+        self._client.set_terminated(run_id, "FAILED")
+        self._client.delete_run(run_id)
 
     def unfinished_runs(self, experiment: str) -> list[str]:
         """Ids of the runs of this pipeline that are neither finished nor deleted."""
@@ -397,8 +393,7 @@ class Registry:
         return [run.info.run_id for run in runs if PROGRAM_TAG in run.data.tags]
 
     def _model(self, name: str) -> RegisteredModel | None:
-        with connection.explained(self.location):
-            models = self._client.search_registered_models(f"name = '{name}'")
+        models = self._client.search_registered_models(f"name = '{name}'")
         return models[0] if models else None
 
     def _known(self, version: ModelVersion) -> RegisteredVersion:

@@ -95,29 +95,18 @@ def manifest_of(
     code_commit: str,
     files: dict[str, FileRecord],
 ) -> ModelManifest:
-    """The content of `model.json`."""
+    """The content of `model.json`; what its fields share with model or snapshot is taken over."""
     signature = tabular_signature(trained.columns)
+    described = {**dict(snapshot), **dict(trained)}
+    shared = {name: described[name] for name in ModelManifest.model_fields.keys() & described}
     return ModelManifest(
+        **shared,
         model_name=model_name,
         code_commit=code_commit,
-        columns=trained.columns,
         inputs=signature.inputs,
         outputs=(signature.output,),
         preprocessing=Preprocessing(fitted_on=trained.splits.train),
-        snapshot_sha256=trained.snapshot_sha256,
-        splits=trained.splits,
-        feature_service=snapshot.feature_service,
-        feature_views=snapshot.feature_views,
-        tables_version=snapshot.tables_version,
-        pins=snapshot.pins,
-        label_definition=snapshot.label_definition,
         training_config=trained.config,
-        best_epoch=trained.best_epoch,
-        started_from=trained.started_from,
-        calibration=trained.calibration
-        if isinstance(trained, training.RecalibratedModel)
-        else None,
-        compression=trained.compression if isinstance(trained, training.CompressedModel) else None,
         files=files,
     )
 

@@ -161,12 +161,8 @@ class ReleaseLedger:
                     "changed. Start another release"
                 )
             now = database_now(connection)
-            changes = _changes(known, decision, actor, now)
-            if changes:
-                table = tables.releases
-                connection.execute(
-                    update(table).where(table.c.release_id == known.release_id).values(**changes)
-                )
+            if changes := _changes(known, decision, actor, now):
+                _change(connection, known, **changes)
             _write(connection, known, decision, actor, evidence, now)
             return _read(connection, release.release_id)
 
@@ -182,12 +178,7 @@ class ReleaseLedger:
             if known.is_moved:
                 return True
             now = database_now(connection)
-            table = tables.releases
-            connection.execute(
-                update(table)
-                .where(table.c.release_id == known.release_id)
-                .values(moved=known.generation, step_since=now)
-            )
+            _change(connection, known, moved=known.generation, step_since=now)
             _begin_period(connection, known, now)
             return True
 
@@ -235,6 +226,11 @@ def _changes(release: Release, decision: Decision, actor: str, now: datetime) ->
     if action is Action.HOLD and decision.rule == BY_HAND:
         return {"held_by": actor}
     return {}
+
+
+def _change(connection: Connection, release: Release, **values: Any) -> None:
+    is_it = tables.releases.c.release_id == release.release_id
+    connection.execute(update(tables.releases).where(is_it).values(**values))
 
 
 def _closing(release: Release, state: str, now: datetime) -> dict[str, Any]:

@@ -8,13 +8,11 @@ from tasks.contracts.release import CompressionParent
 from tasks.conversion.calibrator import map_program
 from tasks.evaluation.recalibration import why_no_gain
 from tasks.kernel.errors import RegistryError
-from tasks.registry.candidate import register_candidate
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.model_folder import read_version
 from tasks.registry.programs import find_compression_parent
 from tests.support.data.builders import compressed_model, compression, month
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
-from tests.support.registry.builders import CONFIG
 from tests.support.registry.recalibrated import (
     HOLDOUT,
     NAME,
@@ -89,12 +87,10 @@ def found(installed: Installation, version: int | None = None) -> CompressionPar
 
 def compressed(installed: Installation, parent: ModelVersionRef) -> ModelVersionRef:
     """Make a smaller network of `parent` the champion."""
-    store, rows = installed.store, installed.dataset
-    trained = trained_model(stored_program(store, Boastful()).program, rows)
+    trained = trained_model(stored_program(installed.store, Boastful()).program, installed.dataset)
     made = compression(parent)
     model = compressed_model(trained.model_copy(update={"splits": SPLITS}), made)
-    report = installed.judge(model)
-    ref = register_candidate(model, report, rows, CONFIG, installed.location, store, "abc1234")
+    ref = installed.register_judged(model, installed.judge(model))
     registry = Registry(installed.location)
     version = registry.confirmed(ref)
     registry.set_alias(version, CHAMPION)

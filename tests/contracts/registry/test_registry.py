@@ -19,7 +19,7 @@ from tasks.governance.handling import Handling
 from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.files import digest_of
 from tasks.registry import task as registry_tasks
-from tasks.registry.candidate import IMPORTS, claim_model_name, register_candidate, register_import
+from tasks.registry.candidate import IMPORTS, claim_model_name, register_import
 from tasks.registry.config import PromotionConfig
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION
 from tasks.registry.model_folder import attach_variants, read_version
@@ -109,7 +109,7 @@ def test_an_evaluation_of_something_else_is_not_registered(
     report = builders.evaluation(world.store, world.model()).model_copy(update=change)
 
     with pytest.raises(RegistryError, match=f"{words}.*nothing was registered"):
-        world.register_judged(0, report)
+        world.register_judged(world.model(), report)
     assert [v.number for v in world.registry.versions(NAME)] == []
 
 
@@ -258,9 +258,7 @@ def test_a_training_of_a_network_does_not_begin_with_trees(
 ) -> None:
     trees = world.model().model_copy(update={"config": {"model": "gradient-boosting"}})
     report = evaluation(world.store, trees, 0.75)
-    ref = register_candidate(
-        trees, report, world.dataset, CONFIG, world.location, world.store, "abc1234"
-    )
+    ref = world.register_judged(trees, report)
     world.registry.set_alias(world.registry.confirmed(ref), CHAMPION)
     found = find_start(world.dataset, trees.splits, {"seed": 1}, NAME, world.location, world.store)
     assert found is None
@@ -273,9 +271,8 @@ def test_a_model_of_personal_rows_says_so_in_its_record(world: World) -> None:
     homes = Handling(data_class="personal", homes=("eu", "uae"), purpose="care")
     snapshot = world.dataset.snapshot.model_copy(update={"handling": homes})
     dataset = world.dataset.model_copy(update={"snapshot": snapshot})
-    model, place = world.model(0), world.location  # the same program and rows, declared since
-    report = evaluation(world.store, model, 0.75)
-    register_candidate(model, report, dataset, CONFIG, place, world.store, "abc1234")
+    model = world.model(0)  # the same program and rows, declared since
+    world.register_judged(model, evaluation(world.store, model, 0.75), dataset)
     tags = world.version(1).tags
     assert (tags["data_class"], tags["data_homes"], tags["data_purpose"]) == (
         "personal",

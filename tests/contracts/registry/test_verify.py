@@ -28,7 +28,6 @@ from tasks.lineage.journal import Journal
 from tasks.lineage.steps import conversion_steps, refresh_steps, version_steps
 from tasks.lineage.trace import address, trace
 from tasks.predictions.schema import FIXED, day_folder
-from tasks.registry.candidate import register_candidate
 from tasks.registry.mlflow_registry import CHAMPION, VARIANTS_TAG, RegisteredVersion
 from tasks.registry.model_folder import attach_variants, read_version
 from tasks.release.config import ReleaseConfig
@@ -85,8 +84,7 @@ def known(world: World, tmp_path: Path) -> Known:
         seen = SourceFile(uri=f"file://{file}", sha256=digest_of(file), num_bytes=8)
         tables.append(table.model_copy(update={"source": seen}))
     record = changed(record, {"refresh.rows.landed.tables": tuple(tables)})
-    registered = (record.model, record.evaluation, record.dataset, CONFIG)
-    ref = register_candidate(*registered, world.location, world.store, COMMIT)
+    ref = world.register_judged(record.model, record.evaluation, record.dataset, COMMIT)
     found = Known(world, record, ref)
     steps = [
         *refresh_steps(record.refresh, QUERIES),
@@ -180,8 +178,7 @@ def test_a_model_that_began_with_another_one_names_it_as_its_ancestor(known: Kno
     )
     begun = known.record.model.model_copy(update={"started_from": start})
     world.registry.set_tags(known.version, {"program_sha256": "0" * 64})  # another program's
-    given = (begun, known.record.evaluation, known.record.dataset, CONFIG)
-    ref = register_candidate(*given, world.location, world.store, COMMIT)
+    ref = world.register_judged(begun, known.record.evaluation, known.record.dataset)
     attach_variants(ref, known.record.variants, world.location, world.store)
     bill = json.loads((world.version(2).folder / "bill.cdx.json").read_text())
     (ancestor,) = bill["metadata"]["component"]["pedigree"]["ancestors"]

@@ -14,7 +14,7 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import CurvePoint, EvaluationReport, PairedComparison, SliceMetrics
 from tasks.contracts.release import ModelVariant, PromotionDecision
-from tasks.contracts.training import TrainedModel
+from tasks.contracts.training import CandidateModel, TrainedModel
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key
 from tasks.registry.approval import Question
 from tasks.registry.candidate import register_candidate
@@ -196,11 +196,17 @@ class World:
         self, seed: int = 0, auc: float = 0.75, against: tuple[PairedComparison, ...] = ()
     ) -> tuple[ModelVersionRef, EvaluationReport]:
         report = evaluation(self.store, self.model(seed), auc, against=against)
-        return self.register_judged(seed, report), report
+        return self.register_judged(self.model(seed), report), report
 
-    def register_judged(self, seed: int, report: EvaluationReport) -> ModelVersionRef:
-        judged = (self.model(seed), report, self.dataset, CONFIG)
-        return register_candidate(*judged, self.location, self.store, "abc1234", draw=draw)
+    def register_judged(
+        self,
+        model: CandidateModel,
+        report: EvaluationReport,
+        dataset: ValidatedDataset | None = None,
+        commit: str = "abc1234",
+    ) -> ModelVersionRef:
+        judged = (model, report, dataset or self.dataset, CONFIG)
+        return register_candidate(*judged, self.location, self.store, commit, draw=draw)
 
     def promote(
         self,

@@ -33,23 +33,19 @@ PROMOTE_STEPS: dict[str, tuple[object, str]] = {
 }
 
 
-def world_at(home: Path) -> builders.World:
-    return builders.World.at(home)
-
-
 def die(*args: object, **kwargs: object) -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
 
 
 def register_and_die(home: Path, step: str) -> None:
-    world = world_at(home)
+    world = builders.World.at(home)
     setattr(*REGISTER_STEPS[step], die)
     world.register()
 
 
 def attach_and_die(home: Path, step: str, content: str) -> None:
-    world = world_at(home)
+    world = builders.World.at(home)
     ref, _ = world.register()
     made = builders.variants(world.store, ref.program_sha256, content)
     setattr(*ATTACH_STEPS[step], die)
@@ -57,7 +53,7 @@ def attach_and_die(home: Path, step: str, content: str) -> None:
 
 
 def promote_and_die(home: Path, step: str) -> None:
-    world = world_at(home)
+    world = builders.World.at(home)
     ref, report = world.register()
     made = world.attach(ref)
     setattr(*PROMOTE_STEPS[step], die)
@@ -66,7 +62,7 @@ def promote_and_die(home: Path, step: str) -> None:
 
 def register_together(home: Path, seed: int, start: Barrier) -> None:
     """Register one model that the other process registers too, and one of its own."""
-    world = world_at(home)
+    world = builders.World.at(home)
     start.wait(timeout=60)
     world.register(seed=0)
     world.register(seed=seed)

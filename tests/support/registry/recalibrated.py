@@ -17,7 +17,6 @@ from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig, RecalibrationConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.recalibration import fit_scored
-from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.programs import find_calibration_source, find_incumbent
@@ -46,9 +45,7 @@ class Installation(World):
 
     def release(self, model: CandidateModel) -> tuple[EvaluationReport, PromotionDecision]:
         report = self.judge(model)
-        ref = register_candidate(
-            model, report, self.dataset, CONFIG, self.location, self.store, "abc1234"
-        )
+        ref = self.register_judged(model, report)
         return report, self.promote(ref, report, self.attach(ref), GATES)
 
     def judge(self, model: CandidateModel) -> EvaluationReport:

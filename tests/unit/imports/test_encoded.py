@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,7 @@ def test_an_encoder_that_answers_otherwise_than_when_it_was_made_is_refused(
     project: Path, shared: ArtifactStore, tmp_path: Path
 ) -> None:
     folder = shared.path(build_encoder("review", SPEC, project, shared)[1])
-    copied = tmp_path / "encoder"
-    copied.mkdir()
-    for file in folder.iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
+    copied = shutil.copytree(folder, tmp_path / "encoder")
     np.save(copied / PROJECTION_FILE, np.load(copied / PROJECTION_FILE) * 1.1)
     with pytest.raises(ArtifactError, match="golden"):
         LoadedEncoder(copied, "review")

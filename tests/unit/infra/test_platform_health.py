@@ -2,11 +2,9 @@
 
 import os
 import sqlite3
-import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from tasks.kernel.files import private_folder, write_atomically
 from tasks.kernel.settings import Settings
 from tests.support.host.disks import small_disk
 from tests.support.platform.lease_devices import host
+from tests.support.services.listeners import http_listener, json_answer
 from tests.support.services.servers import redis_server
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -126,48 +125,14 @@ def test_stores_that_do_not_answer_are_problems_and_no_password_is_shown(tmp_pat
         assert health.check_redis(f"redis://{server.connection_string}/0").level != "problem"
 
 
-class BusyAtFirst(BaseHTTPRequestHandler):
-    """Answers 503, as Prefect does while SQLite is locked, and then the version."""
-
-    asked = 0
-
-    def do_GET(self) -> None:
-        type(self).asked += 1
-        self.send_response(503 if self.asked < 3 else 200)
-        self.end_headers()
-        self.wfile.write(b'"3.8.8"')
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing."""
-
-
-class DyingWhileAnswering(BusyAtFirst):
-    """Promises more than it sends."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        self.wfile.write(b'"3.')
-
-
-@contextmanager
-def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[PrefectApi]:
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield PrefectApi(f"http://127.0.0.1:{server.server_port}/api", None)
-        server.shutdown()
-        thread.join()
-
-
 def test_a_busy_server_is_asked_again_and_one_that_dies_does_not_answer() -> None:
-    with answering(BusyAtFirst) as api:
-        assert api.version() == "3.8.8"
-    assert BusyAtFirst.asked == 3
-    with answering(DyingWhileAnswering) as api:
+    statuses = [503, 503, 200]  # as Prefect answers while SQLite is locked
+    with http_listener(lambda _: json_answer("3.8.8", statuses.pop(0))) as url:
+        assert PrefectApi(f"{url}/api", None).version() == "3.8.8"
+    assert statuses == []
+    with http_listener(lambda _: json_answer("3.8.8"), lacking=1000) as url:
         with pytest.raises(TransientError, match="does not answer"):
-            api.version()
+            PrefectApi(f"{url}/api", None).version()
 
 
 def test_before_the_first_start_only_that_is_wrong(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from infra.orchestration.embedded import free_port
 from tasks.kernel.errors import FalajError, RegistryError, StorageError, TransientError
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import (
@@ -112,9 +112,7 @@ def test_what_the_database_says_becomes_an_error_of_ours(
 
 
 def test_a_server_that_is_away_is_worth_another_attempt(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    uri = f"postgresql+psycopg://nobody@127.0.0.1:{port}/registry"
+    uri = f"postgresql+psycopg://nobody@127.0.0.1:{free_port()}/registry"
     with pytest.raises(TransientError, match=r"the tracking database: .*try again"):
         prepare_database(RegistryLocation(uri, tmp_path))
 

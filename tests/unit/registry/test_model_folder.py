@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.contracts.base import Artifact
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.errors import RegistryError, StorageError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
@@ -28,6 +29,7 @@ from tasks.registry.model_folder import (
 )
 from tests.support.data import builders as shared
 from tests.support.registry import builders
+from tests.support.training.states import flip_a_bit
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,13 @@ class Filed:
         return self.version.folder
 
 
-@pytest.fixture
-def filed(tmp_path: Path) -> Filed:
-    store = ArtifactStore(tmp_path / "store")
+def file_model(store: ArtifactStore, **encoders: Artifact) -> Filed:
+    """Beside the store's folder."""
     dataset = shared.dataset(store, shared.frame(300))
+    snapshot = dataset.snapshot.model_copy(update={"encoders": encoders})
     trained = builders.trained_model(store, dataset)
-    folder, report = tmp_path / "model", builders.evaluation(store, trained)
-    manifest = write_model(folder, trained, report, dataset.snapshot, "m", "abc1234", store)
+    folder, report = store.root.with_name("model"), builders.evaluation(store, trained)
+    manifest = write_model(folder, trained, report, snapshot, "m", "abc1234", store)
     made = builders.variants(store, trained.program.sha256)
     listed = write_variants(folder, list_variants(trained.program.sha256, made), store)
     tags = {
@@ -58,9 +60,14 @@ def filed(tmp_path: Path) -> Filed:
         MANIFEST_TAG: manifest,
         VARIANTS_TAG: listed,
     }
-    version = RegisteredVersion("m", 1, "r", folder, tags, tmp_path)
+    version = RegisteredVersion("m", 1, "r", folder, tags, folder.parent)
     sign_version(version)
     return Filed(store, trained, version)
+
+
+@pytest.fixture
+def filed(tmp_path: Path) -> Filed:
+    return file_model(ArtifactStore(tmp_path / "store"))
 
 
 def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) -> None:
@@ -109,9 +116,7 @@ def test_any_file_that_is_changed_or_gone_is_found(
     if is_removed:
         victim.unlink()
     else:
-        content = bytearray(victim.read_bytes())
-        content[len(content) // 2] ^= 1
-        victim.write_bytes(content)
+        flip_a_bit(victim)
 
     damage = read_version(filed.version).damage
 
@@ -121,17 +126,11 @@ def test_any_file_that_is_changed_or_gone_is_found(
 
 def test_an_encoder_is_kept_with_its_version_and_handed_out_whole_alone(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "store")
-    dataset = shared.dataset(store, shared.frame(300))
     (store.root / "encoders" / "k" / "encoder").mkdir(parents=True)
     (store.root / "encoders" / "k" / "encoder" / "model.onnx").write_bytes(b"weights")
     files = StagedFolder(store, "encoders", "k", store.root / "encoders" / "k").artifact("encoder")
-    trained, folder = builders.trained_model(store, dataset), tmp_path / "model"
-    snapshot = dataset.snapshot.model_copy(update={"encoders": {"review": files}})
-    report = builders.evaluation(store, trained)
-    manifest = write_model(folder, trained, report, snapshot, "m", "abc1234", store)
-    tags = {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: "0" * 64, MANIFEST_TAG: manifest}
-    version = RegisteredVersion("m", 1, "r", folder, tags, tmp_path)
-    sign_version(version)
+    version = file_model(store, review=files).version
+    folder = version.folder
     assert verified_encoders(version) == {"review": folder / "encoder-review"}
     assert read_version(version).manifest.files["encoder-review"].sha256 == files.sha256
     (folder / "encoder-review" / "model.onnx").unlink()
