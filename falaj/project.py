@@ -11,8 +11,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -31,6 +31,7 @@ from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime
 from tasks.conversion.variants import open_variant
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, RegistryError
 from tasks.kernel.files import scratch_folder
+from tasks.kernel.process import variables_set
 from tasks.kernel.settings import (
     SERVER_FILE,
     Settings,
@@ -90,7 +91,7 @@ class Project:
     @property
     def config(self) -> PipelineConfig:
         """What `use_case.yaml` says now."""
-        with self._environment():
+        with variables_set(self._variables):
             return read_pipeline_config(self.path)
 
     def command(self, *words: str) -> str:
@@ -140,7 +141,7 @@ class Project:
         Raises:
             ConfigurationError: there is none.
         """
-        with self._environment():
+        with variables_set(self._variables):
             folder = self.settings.latest_report()
         try:
             facts = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -188,9 +189,8 @@ class Project:
         Raises:
             RegistryError: there is no such version.
         """
-        return Model(
-            self, existing_registry(self.settings).version(self.config.registry.model_name, number)
-        )
+        name = self.config.registry.model_name
+        return Model(self, existing_registry(self.settings).version(name, number))
 
     def features(self, keys: pd.DataFrame, at: datetime | str | None = None) -> pd.DataFrame:
         """The features of entities.
@@ -211,18 +211,15 @@ class Project:
         from tasks.features.access.store import find_service, open_store, quiet
 
         service_name = self.config.features.training_set.feature_service
-        with self._environment(), quiet():
+        with variables_set(self._variables), quiet():
             store = open_store(self.settings.features_home, self.path)
             service = find_service(store, service_name)
             if at is not None:
                 return _historical(store, service, keys, at)
             from tasks.features.online.reader import OnlineReader
 
-            reader = OnlineReader(store, service, self.config.features.online)
-            try:
+            with closing(OnlineReader(store, service, self.config.features.online)) as reader:
                 answer = reader.read({name: keys[name].tolist() for name in keys.columns})
-            finally:
-                reader.close()
         return keys.assign(**answer.columns)
 
     def training_set(self) -> pd.DataFrame:
@@ -232,20 +229,8 @@ class Project:
 
     @property
     def _variables(self) -> dict[str, str]:
+        """Of the environment, from which what is imported reads the project."""
         return {"FALAJ_HOME": str(self.settings.home), "FALAJ_FEATURE_REPO": str(self.path)}
-
-    @contextmanager
-    def _environment(self) -> Iterator[None]:
-        """What is imported reads the project from the environment; it is as before afterwards."""
-        before = {name: os.environ.get(name) for name in self._variables}
-        os.environ.update(self._variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
 
     def _repr_html_(self) -> str:
         config = self.config

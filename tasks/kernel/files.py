@@ -26,7 +26,7 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.process import TOKEN, ProcessName
+from tasks.kernel.process import TOKEN, ProcessName, variables_set
 
 PRIVATE_MODE = 0o700
 LOCK_POLL_S = 0.02
@@ -382,16 +382,13 @@ def temporary_files() -> Iterator[None]:
     The folder goes in the end, or with the next process that keeps its own if this one is killed.
     To be entered first: a library keeps the name of the folder that it found.
     """
-    before = os.environ.get(TMPDIR), tempfile.tempdir
-    with scratch_folder(TEMPORARY) as folder:
-        os.environ[TMPDIR] = tempfile.tempdir = str(folder)
+    before = tempfile.tempdir
+    with scratch_folder(TEMPORARY) as folder, variables_set({TMPDIR: str(folder)}):
+        tempfile.tempdir = str(folder)
         try:
             yield
         finally:
-            os.environ.pop(TMPDIR)
-            if before[0] is not None:
-                os.environ[TMPDIR] = before[0]
-            tempfile.tempdir = before[1]
+            tempfile.tempdir = before
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:

@@ -170,6 +170,20 @@ def guarded_process(
                 process.kill()
 
 
+@contextmanager
+def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
+    """The environment of this process with these variables; it is as before afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
 def attempts(limit_s: float, pause_s: float) -> Iterator[None]:
     """Begin now, and again after each pause, until `limit_s` seconds are over."""
     deadline = time.monotonic() + limit_s

@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.placement import Claim, Grant, Taken, due_s, grants_for, place
 from tasks.kernel.errors import ConfigurationError, LeaseError, refused_writes_explained
 from tasks.kernel.files import is_held, locked, private_folder
-from tasks.kernel.process import boot_id, processes_by_variable
+from tasks.kernel.process import boot_id, processes_by_variable, variables_set
 
 LOGGER = logging.getLogger(__name__)
 LEASE_VARIABLE = "FALAJ_LEASE"
@@ -278,25 +278,15 @@ def applied(grant: Grant, lease_id: str) -> Iterator[None]:
     All threads that the process has are confined, and those that they start. Linux takes memory
     from the node of the core that first writes it, so that is near too.
     """
-    variables, cores = variables_of(grant, lease_id), os.sched_getaffinity(0)
-    before = {name: os.environ.get(name) for name in variables}
-    _set_variables(variables)
-    try:
-        if grant.cores:
-            _confine_threads(grant.cores)
-        yield
-    finally:
-        _set_variables(before)
-        if grant.cores:
-            _confine_threads(cores)
-
-
-def _set_variables(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    cores = os.sched_getaffinity(0)
+    with variables_set(variables_of(grant, lease_id)):
+        try:
+            if grant.cores:
+                _confine_threads(grant.cores)
+            yield
+        finally:
+            if grant.cores:
+                _confine_threads(cores)
 
 
 def _confine_threads(cores: Iterable[int]) -> None:
