@@ -134,10 +134,9 @@ class PipelineConfig(Described):
                 raise ValueError(
                     f"splits or clock: {faults(exc)}; expected such as splits: {SHORT_SPLITS}"
                 ) from exc
-        if isinstance(name := given.get("name"), str) and isinstance(
-            given.get("registry", {}), dict
-        ):
-            given = {**given, "registry": named_after(name) | (given.get("registry") or {})}
+        name, registry = given.get("name"), given.get("registry", {})
+        if isinstance(name, str) and isinstance(registry, dict):
+            given = {**given, "registry": named_after(name) | registry}
         return given
 
     @model_validator(mode="after")
