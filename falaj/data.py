@@ -237,32 +237,26 @@ def export(
     """
     import pyarrow as pa
 
+    from tasks.predictions import reading
     from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
-    from tasks.predictions.reading import (
-        LogQuery,
-        ReadTally,
-        logged_columns,
-        read_rows,
-        write_window,
-    )
     from tasks.predictions.schema import logged_models
 
-    home, read, joined = context.home, ReadTally(), JoinTally()
+    home, read, joined = context.home, reading.ReadTally(), JoinTally()
     window, answered = chosen_window(start, end, last), True if labels else None
-    query = LogQuery(model, window, versions=version, tracks=track, answered=answered)
+    query = reading.LogQuery(model, window, versions=version, tracks=track, answered=answered)
     known = logged_models(home)
     if model not in known and file.suffix in (".parquet", ".csv"):  # it would export no rows
         raise ConfigurationError(
             f"nothing is logged of a model {model!r}; there is {', '.join(sorted(known)) or 'none'}"
             ". Nothing was written"
         )
-    schema = logged_columns(home, model, window)
-    rows = read_rows(home, query, schema.names, tally=read)
+    schema = reading.logged_columns(home, model, window)
+    rows = reading.read_rows(home, query, schema.names, tally=read)
     if labels:
         now = datetime.now(UTC)
         rows = labelled_rows(home, query, schema.names, known_by=now, tally=joined, read=read)
         schema = schema.append(pa.field(LABEL, pa.float64()))
-    num_rows = write_window(rows, schema, file)
+    num_rows = reading.write_window(rows, schema, file)
     facts: dict[str, Any] = {"file": file, "rows": num_rows, "read": read}
     lines = [row("Written", f"{num_rows:,} rows to {file}"), *read.damaged]
     if labels:
