@@ -105,7 +105,7 @@ def approve_baseline(
         store = ArtifactStore(scratch)
         for name in wanted:
             hand_written = sources[name].suite.model_copy(update={"baseline": None})
-            table = _cut(sources[name], hand_written.profiling.time_column, window, store)
+            table = _cut(sources[name], window, store)
             baseline = profile_table(table, hand_written, window, store, reviewed or NOT_REVIEWED)
             made[name] = baseline
             written = "not written"
@@ -120,15 +120,13 @@ def approve_baseline(
     return Shown(made, [*lines, "No baseline was written" if dry_run else review])
 
 
-def _cut(
-    source: _Source, time_column: str | None, window: TimeWindow, store: ArtifactStore
-) -> TableRef:
+def _cut(source: _Source, window: TimeWindow, store: ArtifactStore) -> TableRef:
     """The rows of the window as a table of their own."""
     from tasks.validation.profiling import write_window
 
     def build(folder: StagedFolder) -> TableRef:
         target = folder.path / f"{source.name}.parquet"
-        count = write_window(source.files, time_column, window, target)
+        count = write_window(source.files, source.suite.profiling.time_column, window, target)
         return TableRef(name=source.name, artifact=folder.artifact(target.name), num_rows=count)
 
     return store.build_once("baseline", source.suite.suite, TableRef, build)
@@ -239,27 +237,26 @@ def export(
     """
     import pyarrow as pa
 
+    from tasks.predictions import reading
     from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
-    from tasks.predictions.reading import (
-        LogQuery,
-        ReadTally,
-        logged_columns,
-        read_rows,
-        write_window,
-    )
+    from tasks.predictions.schema import logged_models
 
-    home, read, joined = context.home, ReadTally(), JoinTally()
+    home, read, joined = context.home, reading.ReadTally(), JoinTally()
     window, answered = chosen_window(start, end, last), True if labels else None
-    query = LogQuery(model, window, versions=version, tracks=track, answered=answered)
-    if file.suffix in (".parquet", ".csv"):
-        _check_model(home, model)
-    schema = logged_columns(home, model, window)
-    rows = read_rows(home, query, schema.names, tally=read)
+    query = reading.LogQuery(model, window, versions=version, tracks=track, answered=answered)
+    known = logged_models(home)
+    if model not in known and file.suffix in (".parquet", ".csv"):  # it would export no rows
+        raise ConfigurationError(
+            f"nothing is logged of a model {model!r}; there is {', '.join(sorted(known)) or 'none'}"
+            ". Nothing was written"
+        )
+    schema = reading.logged_columns(home, model, window)
+    rows = reading.read_rows(home, query, schema.names, tally=read)
     if labels:
         now = datetime.now(UTC)
         rows = labelled_rows(home, query, schema.names, known_by=now, tally=joined, read=read)
         schema = schema.append(pa.field(LABEL, pa.float64()))
-    num_rows = write_window(rows, schema, file)
+    num_rows = reading.write_window(rows, schema, file)
     facts: dict[str, Any] = {"file": file, "rows": num_rows, "read": read}
     lines = [row("Written", f"{num_rows:,} rows to {file}"), *read.damaged]
     if labels:
@@ -270,17 +267,6 @@ def export(
             f"{joined.unmatched:,} matched no row"
         )
     return Shown(facts, lines)
-
-
-def _check_model(home: Path, model: str) -> None:
-    """Refuse a model of which nothing was ever logged: a misspelt name would export no rows."""
-    from tasks.predictions.schema import logged_models
-
-    if model not in (known := logged_models(home)):
-        raise ConfigurationError(
-            f"nothing is logged of a model {model!r}; there is {', '.join(sorted(known)) or 'none'}"
-            ". Nothing was written"
-        )
 
 
 @predictions.command

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -188,9 +189,8 @@ class Project:
         Raises:
             RegistryError: there is no such version.
         """
-        return Model(
-            self, existing_registry(self.settings).version(self.config.registry.model_name, number)
-        )
+        name = self.config.registry.model_name
+        return Model(self, existing_registry(self.settings).version(name, number))
 
     def features(self, keys: pd.DataFrame, at: datetime | str | None = None) -> pd.DataFrame:
         """The features of entities.
@@ -218,11 +218,8 @@ class Project:
                 return _historical(store, service, keys, at)
             from tasks.features.online.reader import OnlineReader
 
-            reader = OnlineReader(store, service, self.config.features.online)
-            try:
+            with closing(OnlineReader(store, service, self.config.features.online)) as reader:
                 answer = reader.read({name: keys[name].tolist() for name in keys.columns})
-            finally:
-                reader.close()
         return keys.assign(**answer.columns)
 
     def training_set(self) -> pd.DataFrame:

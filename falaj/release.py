@@ -151,16 +151,12 @@ def _without_acting(releasing: Releasing, model: str, wish: str) -> Shown:
 
 
 def _shown(release: Release, entries: list[Entry]) -> Shown:
-    return Shown({"release": release, "entries": entries}, _lines(release, entries))
-
-
-def _lines(release: Release, entries: list[Entry]) -> list[str]:
     state = release.state.replace("_", " ")
     held = f", held by {release.held_by}" if release.held_by else ""
     moved = "" if release.is_moved else "; traffic is yet to follow"
     evidence = next((entry.evidence for entry in reversed(entries) if entry.evidence), None)
     step = release.current
-    return [
+    lines = [
         f"{'Release':<10}{release.model} version {release.candidate} (before: {release.stable}), "
         f"{state}{held}{moved}",
         f"{'Step':<10}{step.name}, {release.step + 1} of {len(release.steps)}, since "
@@ -177,6 +173,7 @@ def _lines(release: Release, entries: list[Entry]) -> list[str]:
             for entry in entries[-MAX_ENTRIES:]
         ),
     ]
+    return Shown({"release": release, "entries": entries}, lines)
 
 
 def decisions(

@@ -3,14 +3,15 @@
 from flows.config import PipelineConfig, approved_suites, read_texts
 from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.data import DataSplits, FeatureSnapshot, FeatureTables, ValidatedDataset
-from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.evaluation import EvaluationReport, FeatureRanking
 from tasks.contracts.training import CandidateModel
+from tasks.evaluation.task import fit_baseline_model, judge_candidate
 from tasks.features.task import build_training_set
 from tasks.imports.task import encode_columns
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
-from tasks.registry.task import register_candidate
+from tasks.registry.task import find_incumbent, register_candidate
 from tasks.reporting.page import draw_quality
 from tasks.validation.suites import Suite
 from tasks.validation.task import validate_training_set
@@ -41,6 +42,18 @@ def training_set(
     snapshot = build_training_set(window, config.features, tables)
     encoded = config.features.training_set.encoded
     return encode_columns(snapshot, encoded) if encoded else snapshot
+
+
+def judge(
+    model: CandidateModel,
+    dataset: ValidatedDataset,
+    config: PipelineConfig,
+    ranking: FeatureRanking | None = None,
+) -> EvaluationReport:
+    """Judge a model beside the champion and the baseline model."""
+    baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
+    incumbent = find_incumbent(model, config.registry)
+    return judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation, ranking)
 
 
 def register(

@@ -2,9 +2,9 @@
 
 from prefect import flow
 
-from flows.candidate import validated_rows
+from flows.candidate import judge, validated_rows
 from flows.config import PipelineConfig
-from flows.recalibration import judge, promoted
+from flows.recalibration import promoted
 from flows.stages import RECORDED, check_places, devices
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import CompressionParent, CompressionResult

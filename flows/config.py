@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 from zoneinfo import ZoneInfo
@@ -59,8 +58,7 @@ class SplitDates(Described):
             d if d.tzinfo or d.time() != time.min else d.replace(tzinfo=ZoneInfo(zone))
             for d in (self.start, self.validation, self.test, self.end)
         ]
-        train, validation, test = (TimeWindow(start=s, end=e) for s, e in pairwise(moments))
-        return DataSplits(train=train, validation=validation, test=test)
+        return DataSplits.between(*moments)
 
 
 SHORT_SPLITS = "{start: 2024-01-01, validation: 2024-05-01, test: 2024-06-01, end: 2024-07-01}"
@@ -136,10 +134,9 @@ class PipelineConfig(Described):
                 raise ValueError(
                     f"splits or clock: {faults(exc)}; expected such as splits: {SHORT_SPLITS}"
                 ) from exc
-        if isinstance(name := given.get("name"), str) and isinstance(
-            given.get("registry", {}), dict
-        ):
-            given = {**given, "registry": named_after(name) | (given.get("registry") or {})}
+        name, registry = given.get("name"), given.get("registry", {})
+        if isinstance(name, str) and isinstance(registry, dict):
+            given = {**given, "registry": named_after(name) | registry}
         return given
 
     @model_validator(mode="after")
@@ -225,11 +222,8 @@ def read_pipeline_config(repo: Path) -> PipelineConfig:
         ConfigurationError: the file is missing, is no YAML, or says something that cannot be; or a
             query is missing or wrong, of which columns are to be read.
     """
-    file = repo / USE_CASE_FILE
-    try:
-        content = read_yaml(file, USE_CASE_FILE)
-    except FileNotFoundError as exc:
-        raise ConfigurationError(f"{no_project(repo)}. Nothing was run") from exc
+    absent = f"{no_project(repo)}. Nothing was run"
+    content = read_yaml(repo / USE_CASE_FILE, USE_CASE_FILE, absent)
     config = checked(PipelineConfig, content, USE_CASE_FILE, "Nothing was run")
     from tasks.features.declared.columns import completed
 
@@ -305,12 +299,9 @@ def suites_of(config: PipelineConfig, repo: Path) -> Suites:
     from tasks.validation.derived import base_suite
 
     features = config.features
-    rows = {table.name: table.suite for table in features.raw_tables}
-    tables = {table.name: table.suite for table in features.feature_tables}
-    own = features.training_set.suite
-    names = {f"raw_{table}": name for table, name in rows.items()}
-    names |= {f"feature_{table}": name for table, name in tables.items()}
-    names |= {"training_set": own}
+    names = {f"raw_{table.name}": table.suite for table in features.raw_tables}
+    names |= {f"feature_{table.name}": table.suite for table in features.feature_tables}
+    names["training_set"] = features.training_set.suite
     absent = [name for name, own in names.items() if name == own and not has_suite(repo, name)]
     shapes = table_shapes(features, repo) if absent else {}
     found = {
@@ -318,8 +309,8 @@ def suites_of(config: PipelineConfig, repo: Path) -> Suites:
         for name, own in names.items()
     }
     return Suites(
-        rows={table: found[f"raw_{table}"] for table in rows},
-        tables={table: found[f"feature_{table}"] for table in tables},
+        rows={t.name: found[f"raw_{t.name}"] for t in features.raw_tables},
+        tables={t.name: found[f"feature_{t.name}"] for t in features.feature_tables},
         training_set=found["training_set"],
     )
 
@@ -365,8 +356,6 @@ def read_import_config(file: Path) -> ImportConfig:
     Raises:
         ConfigurationError: the file is missing, is no YAML, or says something that cannot be.
     """
-    try:
-        content = read_yaml(file, file.name)
-    except FileNotFoundError as exc:
-        raise ConfigurationError(f"{file} does not exist; name the file of an import") from exc
+    absent = f"{file} does not exist; name the file of an import"
+    content = read_yaml(file, file.name, absent)
     return checked(ImportConfig, content, file.name, "Nothing was run")

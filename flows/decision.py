@@ -252,14 +252,8 @@ def start_run(
         TransientError: the API does not answer.
     """
     with _answering_api():
-        started = run_deployment(
-            deployment,
-            parameters=parameters,
-            timeout=0,
-            idempotency_key=key,
-            as_subflow=False,
-            **how,
-        )
+        how |= {"timeout": 0, "idempotency_key": key, "as_subflow": False}
+        started = run_deployment(deployment, parameters=parameters, **how)
     return cast(FlowRun, started)
 
 

@@ -95,14 +95,9 @@ def check_served(
     config: PipelineConfig,
 ) -> DriftReport | TooFewPredictions:
     """Compare what the champion answered in a window with its reference; inside a flow."""
-    served = take_served_window(
-        champion,
-        reference,
-        window,
-        server_clock_offset(config),
-        config.drift.served.min_rows,
-        config.drift.min_days,
-    )
+    offset = server_clock_offset(config)
+    least = config.drift.served.min_rows, config.drift.min_days
+    served = take_served_window(champion, reference, window, offset, *least)
     if isinstance(served, TooFewPredictions):
         return served
     now = evaluate.judge_served_window(served, config.evaluation)

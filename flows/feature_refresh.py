@@ -8,7 +8,7 @@ from flows.config import PipelineConfig, approved_suites, read_texts
 from flows.drift_check import check_drift_by_volume, check_served_by_volume
 from flows.stages import FOUND, RECORDED, check_places, hours_or_newest, run_name
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
+from tasks.contracts.data import FeatureRefresh, FeatureTables
 from tasks.evaluation.task import check_test_window, monitor_features
 from tasks.features import task as features
 from tasks.features.checks.report import ParityReport
@@ -72,9 +72,7 @@ def bounded_suites(suites: dict[str, Suite], config: PipelineConfig) -> dict[str
     return {n: with_magnitudes(suite, baseline, spared[n]) for n, suite in suites.items()}
 
 
-def check_training_set(
-    tables: FeatureTables, suite: Suite, config: PipelineConfig
-) -> ValidatedDataset:
+def check_training_set(tables: FeatureTables, suite: Suite, config: PipelineConfig) -> None:
     """Retrieve and check what is to be trained on; training finds it again in the store.
 
     Raises:
@@ -86,7 +84,6 @@ def check_training_set(
     )
     check_test_window(dataset, config.splits, config.evaluation)
     features.rank_single_features(snapshot, config.splits, config.features, tables)
-    return dataset
 
 
 def announce_staleness(use_case: str, sentences: tuple[str, ...]) -> None:

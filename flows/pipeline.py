@@ -44,15 +44,8 @@ def run_loop(config: PipelineConfig) -> RunRecord:
     refresh = stages.run("feature refresh", feature_refresh_flow, config.window, config)
     trained = stages.run("training", training_flow, config)
     variants = stages.run("conversion", conversion_flow, trained.version, trained.dataset, config)
-    decision = stages.run(
-        "promotion",
-        promotion_flow,
-        trained.version,
-        trained.evaluation,
-        trained.dataset,
-        variants,
-        config,
-    )
+    evidence = trained.version, trained.evaluation, trained.dataset, variants
+    decision = stages.run("promotion", promotion_flow, *evidence, config)
     drift = stages.run("drift check", drift_check_flow, config.current, config)
     assert drift is not None  # training has registered a version
     advise_on_drift(config.registry.model_name, config.name)

@@ -122,7 +122,7 @@ def announce_refusal(decision: PromotionDecision) -> None:
     if not closed or before == ref.version:
         return
     gates = [{"gate": gate.name, "evidence": gate.evidence} for gate in closed]
-    _announce("refused", decision, champion=before, closed=gates)
+    _announce("promotion.refused", _subject_values(decision), champion=before, closed=gates)
 
 
 class ApprovalForm(RunInput):
@@ -264,9 +264,7 @@ def signed_in_answer(answer: Answer, ref: ModelVersionRef, settings: Settings) -
 
 def announce_broken_glass(model: str, version: int, by: str, reason: str) -> None:
     """Emit the event of an admin who did what the duties forbid."""
-    labels = {"prefect.resource.id": f"falaj.model.{model}", "prefect.resource.name": model}
-    payload = {"model": model, "version": version, "by": by, "reason": reason}
-    emit_event("falaj.access.break-glass", resource=labels, payload=payload)
+    _announce("access.break-glass", {"model": model, "version": version}, by=by, reason=reason)
 
 
 def _was_suspended() -> bool:
@@ -280,11 +278,11 @@ def _before_waiting(asked: OpenQuestion) -> None:
     decision, approval = asked.decision, asked.decision.approval
     assert approval is not None
     question = {"question": asked.digest, "waiting_run": str(runtime.flow_run.id)}
-    started, parameters = time.monotonic(), _subject_values(decision) | question
-    start_run(EXPIRY, parameters, key=_expiry_key(), scheduled_time=approval.deadline)
+    started, version = time.monotonic(), _subject_values(decision)
+    start_run(EXPIRY, version | question, key=_expiry_key(), scheduled_time=approval.deadline)
     summary = f"{len(decision.gates)} of {len(decision.gates)} gates are open."
     deadline = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
-    _announce("waiting", decision, summary=summary, deadline=deadline)
+    _announce("promotion.waiting", version, summary=summary, deadline=deadline)
     time.sleep(max(0.0, SETTLE_S - (time.monotonic() - started)))
 
 
@@ -294,8 +292,8 @@ def announce_answer(decision: PromotionDecision) -> None:
     get_run_logger().info("%s", outcome(decision))
     if approval is not None and approval.state in ("rejected", "timed_out"):
         said = {"approver": approval.approver, "comment": approval.comment}
-        champion = decision.previous_champion
-        _announce("rejected", decision, **said, reason=approval.state, champion=champion)
+        about = _subject_values(decision) | {"champion": decision.previous_champion}
+        _announce("promotion.rejected", about, **said, reason=approval.state)
 
 
 def call_off_expiry() -> None:
@@ -385,12 +383,11 @@ def wait_until_suspended(client: SyncPrefectClient, run_id: UUID) -> None:
     )
 
 
-def _announce(what: str, decision: PromotionDecision, **facts: Any) -> None:
-    """Emit an event about a candidate; its resource is the model."""
-    model = decision.candidate.name
+def _announce(what: str, version: dict[str, Any], **facts: Any) -> None:
+    """Emit an event about a model's version; its resource is the model."""
+    model = version["model"]
     labels = {"prefect.resource.id": f"falaj.model.{model}", "prefect.resource.name": model}
-    payload = _subject_values(decision) | facts
-    emit_event(f"falaj.promotion.{what}", resource=labels, payload=payload)
+    emit_event(f"falaj.{what}", resource=labels, payload=version | facts)
 
 
 def _moment_of_answer() -> datetime:

@@ -4,7 +4,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.candidate import register, validated_rows
+from flows.candidate import judge, register, validated_rows
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
 from flows.promotion import promotion_flow
@@ -17,7 +17,7 @@ from tasks.contracts.training import CandidateModel
 from tasks.conversion.task import map_program
 from tasks.evaluation import task as evaluate
 from tasks.evaluation.config import calibration_splits, split_window
-from tasks.registry.task import claim_model_name, find_calibration_source, find_incumbent
+from tasks.registry.task import claim_model_name, find_calibration_source
 
 
 @flow(name="recalibration", flow_run_name=run_name("recalibrate"), **RECORDED)
@@ -49,27 +49,17 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     dataset = validated_rows(config)
     scored = evaluate.score_model_window(source.program, dataset, fit_window, config.evaluation)
     outcome = evaluate.fit_calibrator(scored, dataset.snapshot.columns, config.recalibration)
-    version_before = source.program.version
+    before, why_not = source.program.version, outcome.refusal
+    result = RecalibrationResult(source=before, fit=outcome, refusal=why_not)
     if outcome.fit is None:
-        return RecalibrationResult(source=version_before, fit=outcome, refusal=outcome.refusal)
+        return result
     model = map_program(source, outcome, dataset, splits)
     evaluation = judge(model, dataset, config)
     refusal = evaluate.weigh_recalibration(model, evaluation)
-    result = RecalibrationResult(
-        source=version_before, fit=outcome, refusal=refusal, evaluation=evaluation
-    )
+    result = result.model_copy(update={"refusal": refusal, "evaluation": evaluation})
     if refusal:
         return result
     return result.model_copy(update=promoted(model, evaluation, dataset, config))
-
-
-def judge(
-    model: CandidateModel, dataset: ValidatedDataset, config: PipelineConfig
-) -> EvaluationReport:
-    """Judge a model beside the champion and the baseline model."""
-    incumbent = find_incumbent(model, config.registry)
-    baseline_model = evaluate.fit_baseline_model(dataset, config.splits, config.baseline_model)
-    return evaluate.judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation)
 
 
 def promoted(

@@ -312,11 +312,7 @@ def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
     return config.model_copy(
         update={
             "window": TimeWindow(start=config.window.start, end=end),
-            "splits": DataSplits(
-                train=TimeWindow(start=start, end=validation),
-                validation=TimeWindow(start=validation, end=test),
-                test=TimeWindow(start=test, end=end),
-            ),
+            "splits": DataSplits.between(start, validation, test, end),
             "current": clock.newest_days(moment),
         }
     )

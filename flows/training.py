@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prefect import flow
 from prefect.logging import get_run_logger
 
-from flows.candidate import register, validated_rows
+from flows.candidate import judge, register, validated_rows
 from flows.config import PipelineConfig
 from flows.stages import FOUND, RECORDED, called, check_places, devices
 from tasks.contracts.data import ValidatedDataset
@@ -17,19 +17,13 @@ from tasks.contracts.release import TrainingResult
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.control.leases.task import training_request
 from tasks.control.routing.task import dump_parameters
-from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
+from tasks.evaluation.task import check_test_window
 from tasks.features.task import rank_single_features
 from tasks.governance.handling import Placement
 from tasks.kernel.errors import TransientError
 from tasks.kernel.process import report_progress
 from tasks.kernel.settings import Settings
-from tasks.registry.task import (
-    claim_model_name,
-    end_study,
-    find_incumbent,
-    find_start,
-    record_trials,
-)
+from tasks.registry.task import claim_model_name, end_study, find_start, record_trials
 from tasks.reporting.task import publish_search
 from tasks.training.models.making import check_model
 from tasks.training.models.source import source_digest
@@ -69,11 +63,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     request = training_request(config.lease, device, config.training.num_ranks)
     with devices(request, config.lease):
         model = train_distributed(dataset, config.splits, config.training, initial)
-    baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
-    incumbent = find_incumbent(model, config.registry)
-    evaluation = judge_candidate(
-        model, dataset, incumbent, baseline_model, config.evaluation, ranking
-    )
+    evaluation = judge(model, dataset, config, ranking)
     version = register(model, evaluation, dataset, config)
     return TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -14,6 +12,7 @@ from tasks.governance.handling import variables
 from tasks.governance.journal import Journal
 from tasks.governance.policy import require_tls
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import scratch_folder
 from tasks.kernel.keys import envelope
 from tasks.kernel.keys.address import KEYS, check_keys, keys_at
 from tasks.kernel.keys.encryption import ENCRYPTION
@@ -125,8 +124,8 @@ def _encrypt_objects(location: Location) -> int:
     for stored in plain.entries(""):
         beginning = plain.read(stored, 0, envelope.HEADER_BYTES)
         if beginning is not None and not envelope.is_envelope(beginning):
-            with TemporaryDirectory() as folder:
-                plain.bring(stored, Path(folder) / "object")
-                location.write(stored, Path(folder) / "object")
+            with scratch_folder("falaj-encrypt") as folder:
+                plain.bring(stored, folder / "object")
+                location.write(stored, folder / "object")
             number += 1
     return number

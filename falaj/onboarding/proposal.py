@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Literal
 from zoneinfo import ZoneInfo
 
+from falaj.onboarding.commands import Template
 from falaj.onboarding.inspection import FEW, Rows, column_called, row_key, step_of
 from tasks.contracts.data import TaskKind
 from tasks.features.declared.aggregates import DURATION, span
@@ -15,7 +15,6 @@ from tasks.features.offline.duck import sql_name, sql_text
 from tasks.features.tables.sniffing import SniffedColumn
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
-Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 YES = ("yes", "y", "true", "t", "1", "ja", "oui", "si")
 LONGEST_WAIT_DAYS = 30
 LONGEST_SHARE = 10

@@ -242,9 +242,8 @@ class _Looks:
             if window.end <= start or not self.config.window.contains(window):
                 continue
             new = self._faults(self.faulty, window)
-            known = (
-                {fault.split(":")[0] for fault in self._faults(self.whole, window)} if new else ()
-            )
+            usual = self._faults(self.whole, window) if new else []
+            known = {fault.split(":")[0] for fault in usual}
             if told := [fault for fault in new if fault.split(":")[0] not in known]:
                 return self.faulty.sighting(moment, "drift check", "; ".join(told[:3]))
         return None

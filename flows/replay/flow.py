@@ -65,17 +65,15 @@ def replay_flow(config: PipelineConfig, replay: ReplayConfig) -> ReplayResult:
         for policy in replay.policies
         if policy != "oracle"
     }
-    alarms = count_false_alarms(history, walks["controller"], days)
+    controller = walks["controller"]
+    alarms = count_false_alarms(history, controller, days)
     result = compare_policies(history, replay, first, walks, alarms, days)
-    found: dict[str, object] = {
-        "faults": tuple(
-            inject_fault(history, fault, first, walks["controller"]) for fault in faults
-        )
-    }
+    injected = [inject_fault(history, fault, first, controller) for fault in faults]
+    found: dict[str, object] = {"faults": tuple(injected)}
     if replay.permuted:
         found["permuted"] = walk_permuted(history, replay, days)
     if replay.tune:
-        found["proposal"] = propose_bounds(history, first, walks["controller"], replay)
+        found["proposal"] = propose_bounds(history, first, controller, replay)
     result = result.model_copy(update=found)
     publish_replay(result)
     return result

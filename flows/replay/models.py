@@ -13,7 +13,7 @@ from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.evaluation import BaselineModel, EvaluationReport
 from tasks.contracts.release import CalibrationSource
 from tasks.contracts.telemetry import ResourceUse
-from tasks.contracts.training import CandidateModel, RecalibratedModel, TrainedModel
+from tasks.contracts.training import RecalibratedModel, TrainedModel
 from tasks.conversion.calibrator import map_program
 from tasks.evaluation import judge as judging
 from tasks.evaluation.baseline_model import score_baseline_model
@@ -166,35 +166,23 @@ def _asked(
         return _Judged(evaluation=report, use=used[0])
 
     judged = history.store.build_once("replayed-judgements", key, _Judged, build)
+    version = model.version(history)
+    manifest = manifest_of(made, history.dataset.snapshot, version.name, "replay", {})
+    evidence = Evidence(
+        candidate=version,
+        record=VersionRecord(version, manifest, None, ()),
+        evaluation=judged.evaluation,
+        dataset=history.dataset,
+        variants=(),
+        lost=(),
+        champion=against.version if against else None,
+        now=moment,
+    )
+    gates = judge(evidence, config.promotion)
     return Candidate(
         model=model,
         made_from=made,
         evaluation=judged.evaluation,
-        closed=_closed(history, config, moment, model, made, judged.evaluation, incumbent),
+        closed=tuple(g.name for g in gates if not g.passed and g.name not in NOT_REPLAYED),
         use=use + judged.use,
     )
-
-
-def _closed(
-    history: History,
-    config: PipelineConfig,
-    moment: datetime,
-    model: ReplayModel,
-    made: CandidateModel,
-    evaluation: EvaluationReport,
-    incumbent: Candidate | None,
-) -> tuple[str, ...]:
-    version, snapshot = model.version(history), history.dataset.snapshot
-    manifest = manifest_of(made, snapshot, version.name, "replay", {})
-    evidence = Evidence(
-        candidate=version,
-        record=VersionRecord(version, manifest, None, ()),
-        evaluation=evaluation,
-        dataset=history.dataset,
-        variants=(),
-        lost=(),
-        champion=incumbent.model.version(history) if incumbent else None,
-        now=moment,
-    )
-    gates = judge(evidence, config.promotion)
-    return tuple(g.name for g in gates if not g.passed and g.name not in NOT_REPLAYED)

@@ -139,10 +139,7 @@ def read_pools_file() -> PoolsFile:
 
 
 def _read(path: Path, kind: type[File]) -> File:
-    try:
-        content = read_yaml(path, str(path))
-    except FileNotFoundError as exc:
-        raise ConfigurationError(f"{path} does not exist. Nothing was deployed") from exc
+    content = read_yaml(path, str(path), f"{path} does not exist. Nothing was deployed")
     content.pop("definitions", None)  # anchors, which were taken in where they are used
     others = set(PLACEHOLDER.findall(json.dumps(content))) - {USE_CASE_REFERENCE}
     if others:

@@ -264,13 +264,11 @@ def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:
 
 
 def _read(file: Path) -> GatewayConfig:
-    try:
-        content = read_yaml(file, str(file))
-    except FileNotFoundError as exc:
-        raise ConfigurationError(
-            f"{file} cannot be read: {exc.strerror}. Write there at least "
-            "`models: {flight-delay: {}}`, the models that clients may call"
-        ) from exc
+    absent = (
+        f"{file} cannot be read: No such file or directory. Write there at least "
+        "`models: {flight-delay: {}}`, the models that clients may call"
+    )
+    content = read_yaml(file, str(file), absent)
     return checked(GatewayConfig, content, str(file), "Nothing was changed")
 
 

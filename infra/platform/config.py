@@ -118,10 +118,8 @@ def read_config(
         ConfigurationError: the file cannot be read, or a field is unknown or out of bounds.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    try:
-        fields = read_yaml(file, str(file)) if file else kept or {}
-    except FileNotFoundError as exc:
-        raise ConfigurationError(f"{file} does not exist. Nothing was started") from exc
+    absent = f"{file} does not exist. Nothing was started"
+    fields = read_yaml(file, str(file), absent) if file else kept or {}
     known = f"Fields are {', '.join(sorted(PlatformConfig.model_fields))}"
     return checked(PlatformConfig, {**fields, **given}, str(file or "the platform"), known)
 

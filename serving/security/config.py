@@ -182,10 +182,7 @@ def read_security(file: Path) -> SecurityConfig:
     Raises:
         ConfigurationError: it cannot be read, or says what cannot be.
     """
-    try:
-        content = read_yaml(file, str(file))
-    except FileNotFoundError as exc:
-        raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
+    content = read_yaml(file, str(file), f"{file} cannot be read: No such file or directory")
     found = checked(SecurityConfig, content, str(file), "Nothing was started")
     return _seen_from(found, file.resolve().parent)
 

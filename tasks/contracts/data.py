@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -75,6 +76,12 @@ class DataSplits(Contract):
     train: TimeWindow = Field(description="Rows that the model learns from.")
     validation: TimeWindow = Field(description="Rows that choose the epoch; later than training.")
     test: TimeWindow = Field(description="Rows that judge the model; later than all it has seen.")
+
+    @classmethod
+    def between(cls, *moments: datetime) -> Self:
+        """Splits that follow on one another, by the begin of each and the end of the last."""
+        train, validation, test = (TimeWindow(start=s, end=e) for s, e in pairwise(moments))
+        return cls(train=train, validation=validation, test=test)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -292,21 +292,28 @@ def shows_damage(exc: sqlite3.Error) -> bool:
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(file: Path, name: str) -> dict[str, Any]:
-    """The names and values that a file holds; sentences call it by `name`.
+def read_yaml(file: Path, name: str, absent: str = "") -> dict[str, Any]:
+    """The names and values that a file holds.
+
+    Args:
+        file: to be read.
+        name: what sentences call it.
+        absent: what a person is told where there is no such file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ConfigurationError: it cannot be read, is no YAML or no UTF-8, writes a name twice in one
-            mapping, or holds something other than names with values.
+        FileNotFoundError: there is no such file, and nothing is to be told of that.
+        ConfigurationError: there is none; or it cannot be read, is no YAML or no UTF-8, writes a
+            name twice in one mapping, or holds something other than names with values.
     """
     try:
         loader = _Loader(file.read_text(encoding="utf-8"))
         root = loader.get_single_node()
         twice = _written_twice(root)  # before `<<` is resolved in the nodes themselves
         content = loader.construct_document(root) if root else None
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as exc:
+        if not absent:
+            raise
+        raise ConfigurationError(absent) from exc
     except OSError as exc:
         raise ConfigurationError(f"{name} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:

@@ -134,10 +134,8 @@ class Settings:
             ConfigurationError: the repository does not say.
         """
         file = self.feature_repo / USE_CASE_FILE
-        try:
-            described = files.read_yaml(file, str(file))
-        except FileNotFoundError as exc:
-            raise ConfigurationError(f"{no_project(self.feature_repo)}. Nothing was read") from exc
+        absent = f"{no_project(self.feature_repo)}. Nothing was read"
+        described = files.read_yaml(file, str(file), absent)
         name = described.get("name")
         if not isinstance(name, str) or not re.fullmatch(USE_CASE_NAME, name):
             raise ConfigurationError(

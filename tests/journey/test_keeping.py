@@ -19,33 +19,25 @@ def test_a_backup_of_a_running_loop_goes_on_and_one_of_a_finished_loop_repeats_n
     loop = Loop(tmp_path / "first" / "home", loop_repository(tmp_path))
     backups = str(tmp_path / "backups")
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(loop.run, "run", "--yes")
+        running = pool.submit(loop.succeed, "run", "--yes")
         while not running.done():
-            code, shown = loop.run("backup", backups)
-            assert code == 0, shown
-    code, shown = running.result()
-    assert code == 0, shown
-    names = loop.run("backup", backups, "--list")[1].split()
+            loop.succeed("backup", backups)
+    running.result()
+    names = loop.succeed("backup", backups, "--list").split()
     assert len(names) > 2
 
     early = Loop(tmp_path / "early", loop.repository)
-    code, shown = early.run("restore", backups, "--backup", names[len(names) // 2])
-    assert code == 0, shown
-    code, shown = early.run("run", "--yes")
-    assert code == 0, shown
+    early.succeed("restore", backups, "--backup", names[len(names) // 2])
+    early.succeed("run", "--yes")
 
-    code, shown = loop.run("backup", backups)
-    assert code == 0, shown
+    loop.succeed("backup", backups)
     shutil.move(loop.home, tmp_path / "away")
     late = Loop(tmp_path / "second" / "deeper" / "home", loop.repository)
-    code, shown = late.run("restore", backups)
-    assert code == 0, shown
-    for words in (["prune", "--older", "1d", "--yes"], ["verify"]):
-        code, shown = late.run(*words)
-        assert code == 0, shown
+    late.succeed("restore", backups)
+    late.succeed("prune", "--older", "1d", "--yes")
+    late.succeed("verify")
     before = late.store.num_builds
-    code, shown = late.run("run", "--yes")
-    assert code == 0, shown
+    late.succeed("run", "--yes")
     assert late.store.num_builds == before
 
 
@@ -71,8 +63,7 @@ def test_a_copied_state_is_a_whole_platform_where_the_original_is_gone(
             assert 0 < answer["outputs"][0]["data"][0] < 1
             before = copy.store.num_builds
             for words in (["verify"], ["--on-platform", "run", "--yes"], ["doctor"]):
-                code, shown = copy.run(*words)
-                assert code == 0, shown
+                copy.succeed(*words)
             assert copy.store.num_builds == before, "it goes on with what the original made"
         assert not loop.home.exists(), "nothing has written there"
     finally:

@@ -108,8 +108,7 @@ def test_a_prediction_is_traced_back_to_the_raw_files_by_digests(loop: Loop) -> 
             digest_of(loop.repository.path / "raw" / f"{table.name}.csv") for table in landed
         }
         assert record.dataset.snapshot.data.sha256 in {o.data.version for o in chain}
-    code, said = loop.run("trace", record.version.program_sha256[:12])
-    assert code == 0, said
+    said = loop.succeed("trace", record.version.program_sha256[:12])
     assert "by train.flight-delay" in said
     assert "raw/flights.csv" in said
 
@@ -133,8 +132,7 @@ def test_a_second_run_reuses_every_stage_without_what_trains_and_draws(
     builds = loop.store.num_builds
     first = loop.record
     steps = (loop.home / "lineage" / RUNS).read_text()
-    code, said = loop.run("run")
-    assert code == 0, said
+    said = loop.succeed("run")
     assert "leaked" not in said  # by a library, when the process ended
     imported = {line.rpartition("|")[2].strip() for line in said.splitlines()}
     assert {"torch", "matplotlib", "sklearn"} & imported == set() < {"mlflow", "feast"} & imported
@@ -168,8 +166,7 @@ def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpo
         while processes_of(loop.home):
             assert time.monotonic() < deadline, processes_of(loop.home)
             time.sleep(0.1)
-        code, said = loop.run("train")
-        assert code == 0, said
+        said = loop.succeed("train")
         assert "resumed after epoch" in said, said
         assert "is the candidate" in said
     finally:

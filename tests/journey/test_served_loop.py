@@ -1,15 +1,13 @@
 """A champion of a real loop, served by the real process: answers, features, log, pages, an end."""
 
-import json
 import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import numpy as np
 import onnxruntime
 import pyarrow.dataset as ds
@@ -35,19 +33,14 @@ class Served:
     loop: Loop
     addresses: dict[str, Any]
 
-    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, bytes]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.addresses["http"] + path, data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
-                return reply.status, reply.headers, reply.read()
-        except urllib.error.HTTPError as refused:
-            return refused.code, refused.headers, refused.read()
+    @property
+    def model(self) -> str:
+        return f"{self.addresses['http']}/v2/models/{MODEL}"
 
-    def infer(self, *inputs: dict[str, Any], name: str = "") -> tuple[int, dict[str, Any]]:
-        body = {"id": name, "inputs": list(inputs)} if name else {"inputs": list(inputs)}
-        status, _, content = self.ask(f"/v2/models/{MODEL}/infer", body)
-        return status, json.loads(content)
+    def infer(self, *inputs: dict[str, Any], request: str = "") -> httpx.Response:
+        headers = {"x-request-id": request} if request else {}
+        body = {"inputs": list(inputs)}
+        return httpx.post(f"{self.model}/infer", json=body, headers=headers, timeout=LIMIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +70,8 @@ def served(loop: Loop) -> Iterator[Served]:
 
 
 def tensors(served: Served, rows: int) -> tuple[dict[str, Any], ...]:
-    _, _, content = served.ask(f"/v2/models/{MODEL}")
-    widths = {spec["name"]: spec["shape"][1] for spec in json.loads(content)["inputs"]}
+    described = httpx.get(served.model, timeout=LIMIT_S).json()
+    widths = {spec["name"]: spec["shape"][1] for spec in described["inputs"]}
     drawn = np.random.default_rng(7)
     category = drawn.integers(0, 3, (rows, widths[CATEGORIES]))
     number = drawn.normal(size=(rows, widths[NUMBERS])).astype(np.float32)
@@ -97,15 +90,16 @@ def logged(served: Served, request: str) -> list[dict[str, Any]]:
 
 
 def test_the_champion_answers_as_its_file_does_in_the_runtime_alone(served: Served) -> None:
-    status, answer = served.infer(*(sent := tensors(served, 5)))
-    assert status == 200, answer
+    answer = served.infer(*(sent := tensors(served, 5)))
+    assert answer.status_code == 200, answer.text
     (file,) = champion_of(served.loop.home, MODEL).folder.glob("variants/onnx-fp32-*/model.onnx")
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     kinds = {"INT32": np.int32, "FP32": np.float32}
     (expected,) = session.run(
         None, {one["name"]: np.array(one["data"], kinds[one["datatype"]]) for one in sent}
     )
-    np.testing.assert_allclose(answer["outputs"][0]["data"], expected.ravel(), atol=1e-6)
+    found = answer.json()["outputs"][0]["data"]
+    np.testing.assert_allclose(found, expected.ravel(), atol=1e-6)
 
 
 def test_a_request_may_name_a_flight_by_its_keys_and_is_told_what_was_read(served: Served) -> None:
@@ -116,22 +110,21 @@ def test_a_request_may_name_a_flight_by_its_keys_and_is_told_what_was_read(serve
     }  # fmt: skip
     texts = [{"name": k, "datatype": "BYTES", "shape": [1], "data": [v]} for k, v in keys.items()]
     numbers = [{"name": k, "datatype": "INT64", "shape": [1], "data": [v]} for k, v in rest.items()]
-    status, refused = served.infer(*texts)
-    assert status == 400
-    assert "the request lacks column" in refused["error"]
-    status, answer = served.infer(*texts, *numbers, name="by-keys")
-    assert status == 200, answer
-    told = answer["parameters"]["features"]
+    refused = served.infer(*texts)
+    assert refused.status_code == 400
+    assert "the request lacks column" in refused.json()["error"]
+    answer = served.infer(*texts, *numbers)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()["parameters"]["features"]
     assert told["views"]["carrier_stats"]["state"] == ["fresh"]
     assert told["features"]["carrier_stats__landed_24h"][0] > 0
-    assert 0 < answer["outputs"][0]["data"][0] < 1
+    assert 0 < answer.json()["outputs"][0]["data"][0] < 1
 
 
 def test_every_answer_is_in_the_log_and_what_is_masked_is_not(served: Served) -> None:
     name = f"logged-{time.time_ns()}"
-    body = {"inputs": list(tensors(served, 3))}
-    _, headers, content = served.ask(f"/v2/models/{MODEL}/infer", body, **{"x-request-id": name})
-    scores, version = json.loads(content)["outputs"][0]["data"], headers["x-falaj-version"]
+    answer = served.infer(*tensors(served, 3), request=name)
+    scores, version = answer.json()["outputs"][0]["data"], answer.headers["x-falaj-version"]
     wait_until(lambda: len(logged(served, name)) == 3, "three rows are in the log", LIMIT_S)
     rows = sorted(logged(served, name), key=lambda row: row["request_row"])
     np.testing.assert_allclose([row["score"] for row in rows], scores, atol=1e-7)

@@ -5,7 +5,6 @@ imported what a task finds imported, and nothing of the training room. The best 
 whatever else the machine does can only add to it.
 """
 
-import itertools
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ from pathlib import Path
 from infra.bench.figures import Measured, at_most, seconds
 from infra.bench.parts import Bench, newest_record
 from infra.bench.processes import run_python
-from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
 
 
@@ -45,10 +43,7 @@ def drive(folder: Path) -> None:
     bench = Bench(folder)
     dataset = newest_record(bench.settings).dataset
     day, start = timedelta(days=1), dataset.snapshot.window.start + timedelta(days=7)
-    bounds = (start, start + 2 * day, start + 3 * day, start + 4 * day)
-    train, validation, test = (
-        TimeWindow(start=first, end=end) for first, end in itertools.pairwise(bounds)
-    )
+    splits = DataSplits.between(start, start + 2 * day, start + 3 * day, start + 4 * day)
     begun = time.monotonic()
 
     from infra.bench.training.trainings import Trainings, two_ranks
@@ -56,7 +51,6 @@ def drive(folder: Path) -> None:
 
     ends: list[float] = []
     config = two_ranks(TrainingConfig(max_epochs=1))
-    splits = DataSplits(train=train, validation=validation, test=test)
     Trainings(bench).train(config, lambda _: ends.append(time.monotonic()), splits=splits)
     (folder / "seconds").write_text(str(ends[0] - begun))
 

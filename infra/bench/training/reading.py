@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from infra.bench.training.trainings import Trainings, two_ranks
-from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot
 from tasks.kernel.settings import StagedFolder, content_key
 from tasks.training.config import TrainingConfig
@@ -39,11 +38,7 @@ def figures(bench: Bench) -> Measured:
         two_ranks(TrainingConfig(max_epochs=1)),
         dataset=trainings.dataset.model_copy(update={"snapshot": copies}),
         # All but the last month is for training; what follows on it holds no rows.
-        splits=DataSplits(
-            train=TimeWindow(start=snapshot.window.start, end=end - HELD_OUT),
-            validation=TimeWindow(start=end - HELD_OUT, end=end),
-            test=TimeWindow(start=end, end=end + HELD_OUT),
-        ),
+        splits=DataSplits.between(snapshot.window.start, end - HELD_OUT, end, end + HELD_OUT),
     )
     assert model.telemetry
     ranks = model.telemetry.ranks

@@ -83,12 +83,8 @@ def read_features(repo: Path) -> tuple[dict[str, object], FeatureConfig]:
     Raises:
         ConfigurationError: the file is missing, or says something of features that cannot be.
     """
-    try:
-        described = read_yaml(repo / USE_CASE_FILE, USE_CASE_FILE)
-    except FileNotFoundError as exc:
-        raise ConfigurationError(
-            f"{repo / USE_CASE_FILE} does not exist; write it, or name another project"
-        ) from exc
+    absent = f"{repo / USE_CASE_FILE} does not exist; write it, or name another project"
+    described = read_yaml(repo / USE_CASE_FILE, USE_CASE_FILE, absent)
     where, undone = f"{USE_CASE_FILE}, features", "Nothing was run"
     config = checked(FeatureConfig, described.get("features"), where, undone)
     return described, completed(config, str(described.get("name")), repo)

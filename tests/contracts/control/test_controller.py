@@ -88,5 +88,3 @@ def test_the_command_lists_decisions_and_prints_them_as_json(
     assert main(["decisions", "--json", "--action", "retrain", "--since", "2020-01-01"]) == 0
     (made,) = json.loads(capsys.readouterr().out)
     assert (made["outcome"], made["evidence"]["auc_change"]["value"]) == ("acts", -0.1)
-    assert main(["decisions", "--since", "yesterday"]) == 2
-    assert main(["decisions", "--limit", "0"]) == 2

@@ -1,12 +1,12 @@
 """The second use case from the command line: a regression, on real rows of some weeks."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from sklearn.metrics import mean_absolute_error, r2_score
 
+import falaj
 from tasks.contracts.evaluation import RegressionMetrics
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
@@ -14,11 +14,6 @@ from tests.support.data.use_cases import small_traffic
 from tests.support.host.processes import processes_of, run_falaj
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def reports(home: Path) -> Path:
-    """The use case's own reports: the state folder's are the default's."""
-    return home / "use_cases" / "traffic" / "reports"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +27,9 @@ def home(repository: Path) -> Path:
     code, said = run_falaj("--home", str(home), "--repo", str(repository), "run")
     assert code == 0, said
     assert "R²" in said
-    page = (reports(home) / "latest" / "report.html").read_text()
+    # Reports of its own: the state folder's are the default's.
+    reports = home / "use_cases" / "traffic" / "reports"
+    page = (reports / "latest" / "report.html").read_text()
     assert "R² on the test window" in page
     assert "AUC" not in page
     assert processes_of(home) == []
@@ -40,9 +37,8 @@ def home(repository: Path) -> Path:
 
 
 @pytest.fixture
-def record(home: Path) -> RunRecord:
-    facts = json.loads((reports(home) / "latest" / "report.json").read_text())
-    return RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields if k in facts})
+def record(repository: Path, home: Path) -> RunRecord:
+    return falaj.open(repository, home).latest_run().record
 
 
 @pytest.mark.slow

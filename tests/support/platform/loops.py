@@ -1,14 +1,13 @@
 """Whole loops from the command line, each on a repository and a state folder of its own."""
 
-import json
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from falaj.project import open as open_project
 from infra.bench.running import SMALL
 from tasks.contracts.base import Artifact
 from tasks.contracts.run import RunRecord
@@ -43,17 +42,19 @@ class Loop:
         home, repo = str(self.home), str(self.repository.path)
         return run_falaj("--home", home, "--repo", repo, *words, limit_s=limit_s)
 
+    def succeed(self, *words: str) -> str:
+        """What a command says, which must do well."""
+        code, said = self.run(*words)
+        assert code == 0, said
+        return said
+
     @property
     def store(self) -> ArtifactStore:
         return ArtifactStore(self.home / "artifacts")
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
-        return json.loads((self.home / "reports" / "latest" / "report.json").read_text())
-
-    @property
     def record(self) -> RunRecord:
-        return RunRecord.model_validate({k: self.facts[k] for k in RunRecord.model_fields})
+        return open_project(self.repository.path, self.home).latest_run().record
 
     def path(self, artifact: Artifact) -> Path:
         return self.store.path(artifact)

@@ -5,9 +5,11 @@ Run by the platform in place of `infra.deploying`, as a module.
 
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
-from prefect import flow, get_client
+from prefect import Flow, flow, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists
@@ -30,19 +32,19 @@ def main() -> None:
     keep_results()
     with get_client(sync_client=True) as client:
         for pool in POOLS:
-            try:
+            with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-            except ObjectAlreadyExists:
-                sys.stdout.write(f"pool {pool} is there\n")
-    deployment = taking_time_flow.to_deployment(
-        name="cpu",
-        work_pool_name="cpu",
-        schedule=IntervalSchedule(interval=timedelta(days=30)),
-        parameters={"seconds": 0},
-    )
-    deployment.entrypoint = "tests.support.platform.platform_pools.taking_time_flow"
+    monthly = IntervalSchedule(interval=timedelta(days=30))
+    module = "tests.support.platform.platform_pools"
+    deploy(taking_time_flow, module, schedule=monthly, parameters={"seconds": 0})
+
+
+def deploy(flow: Flow[..., Any], module: str, **how: Any) -> None:
+    """Deploy a flow of a module, which is a program here, to the pool `cpu`."""
+    deployment = flow.to_deployment(name="cpu", work_pool_name="cpu", **how)
+    deployment.entrypoint = f"{module}.{flow.fn.__name__}"
     deployment.apply()
-    sys.stdout.write("deployed taking-time/cpu\n")
+    sys.stdout.write(f"deployed {flow.name}/cpu\n")
 
 
 if __name__ == "__main__":

@@ -19,16 +19,9 @@ def each_minute_flow() -> None:
 
 def main() -> None:
     platform_pools.main()
-    deployment = each_minute_flow.to_deployment(
-        name="cpu",
-        work_pool_name="cpu",
-        schedule=CronSchedule(cron="* * * * *"),
-        concurrency_limit=ConcurrencyLimitConfig(
-            limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
-        ),
-    )
-    deployment.entrypoint = "tests.support.platform.platform_schedule.each_minute_flow"
-    deployment.apply()
+    one = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+    module, each_minute = "tests.support.platform.platform_schedule", CronSchedule(cron="* * * * *")
+    platform_pools.deploy(each_minute_flow, module, schedule=each_minute, concurrency_limit=one)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,7 @@ def replay(seed: int = 7, controller: float = GAINS["controller"], **changes: An
     gains = GAINS | {"controller": controller}
     weather = 0.72 + 0.015 * rng.standard_normal(44)
     day = timedelta(days=1)
-    window = TimeWindow(start=START - 50 * day, end=START - 20 * day)
-    splits = DataSplits(
-        train=window,
-        validation=TimeWindow(start=window.end, end=window.end + 10 * day),
-        test=TimeWindow(start=window.end + 10 * day, end=window.end + 20 * day),
-    )
+    splits = DataSplits.between(*(START - days * day for days in (50, 20, 10, 0)))
     model = {
         "number": 1, "made": START, "kind": "training", "splits": splits,
         "program_sha256": "a" * 64, "quality": metric(0.74), "use": {"cpu_s": 140},

@@ -46,6 +46,7 @@ def test_every_command_shows_its_options(name: str, capsys: pytest.CaptureFixtur
         "decisions --action dance",
         "compress --method zip",
         "decisions --limit 0",
+        "decisions --since yesterday",
         "keys create --subject x --role nonsense",
         "keys create --subject x --role infer:m --days nan",
         "keys create --subject x --role infer:m --days -3",

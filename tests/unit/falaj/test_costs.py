@@ -25,11 +25,8 @@ def entry(days_ago: int, **changes: Any) -> Entry:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("FALAJ_HOME", raising=False)
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    home = tmp_path / "home"
-    home.mkdir()
-    return home
+    return tmp_path
 
 
 def write(home: Path, *entries: Entry) -> None:
@@ -73,11 +70,11 @@ def test_an_empty_ledger_says_so(home: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_spot_hosts_and_gpus_are_compared_by_recorded_trainings(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_gpu = ResourceUse(seconds=360, cpu_s=400, gpu_s=360, amount=0.5)
     write(home, entry(2), entry(1, hardware_class="gpu", use=on_gpu))
-    trace = tmp_path / "prices.csv"
+    trace = home / "prices.csv"
     trace.write_text("moment,class,price,evicted\n2026-01-01T00:00Z,cpu,0.25,0\n")
     text = shown(home, capsys, "--trace", str(trace))
     assert "cpu: 1 trainings cost 2.0000 in 1.00 h on demand, 0.5000" in text

@@ -11,8 +11,6 @@ from tasks.kernel.settings import PROJECT_ROOT
 
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("FALAJ_HOME", "FALAJ_FEATURE_REPO"):
-        monkeypatch.setenv(name, str(tmp_path))  # the command sets them; given back afterwards
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     source = PROJECT_ROOT / "feature_repo" / "flights"
     ignored = shutil.ignore_patterns("__pycache__", "baseline")

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from flows.replay.config import ReplayConfig
 from flows.replay.flow import compare_policies
-from flows.replay.history import History, ReplayModel, parts
+from flows.replay.history import History, parts
 from flows.replay.models import Candidate, retrain
 from flows.replay.tuning import with_field
 from flows.replay.walk import Service, Walk, walk
@@ -96,12 +96,7 @@ def test_a_schedule_does_not_train_the_first_champion_twice(
 ) -> None:
     begin = worlds.window(120, 121).start  # the first of May
     days = history.days(begin, begin + timedelta(days=3))
-    assert not walk(
-        history,
-        "monthly",
-        days,
-        first.model_copy(update={"model": first.model.model_copy(update={"made": days[0]})}),
-    ).acts
+    assert not walk(history, "monthly", days, changed(first, made=days[0])).acts
 
 
 def test_nothing_is_trained_or_judged_on_labels_that_are_not_known_yet(
@@ -177,7 +172,7 @@ def test_a_roll_back_serves_the_one_before(history: History, first: Candidate) -
     moment = WINDOW.start + timedelta(days=1)
     service = Service(history, first, first.model.made)
     service.begin(WINDOW.start)
-    other = first.model_copy(update={"model": _renumbered(first.model)})
+    other = changed(first, number=first.model.number + 2)
     service.previous, service.champion, service.promoted_at = first, other, moment
     service.roll_back(moment, "it errs more")
     assert service.champion is first
@@ -185,8 +180,9 @@ def test_a_roll_back_serves_the_one_before(history: History, first: Candidate) -
     assert service.acts[-1].action == "roll_back"
 
 
-def _renumbered(model: ReplayModel) -> ReplayModel:
-    return model.model_copy(update={"number": model.number + 2})
+def changed(candidate: Candidate, **update: object) -> Candidate:
+    """A candidate whose model differs."""
+    return candidate.model_copy(update={"model": candidate.model.model_copy(update=update)})
 
 
 @pytest.mark.parametrize(
