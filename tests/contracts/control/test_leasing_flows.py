@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextvars import copy_context
 from uuid import UUID
 
 import pytest
@@ -40,12 +41,12 @@ def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(settings: Settings)
 
     def look_and_release() -> None:
         try:
-            wait_until(lambda: len(facts(settings)) == 2, "the flow in line", 120)
+            wait_until(lambda: shown("devices"), "the flow to say that it waits", 120)
             seen.extend(facts(settings))
         finally:
             other.release()
 
-    thread = threading.Thread(target=look_and_release)
+    thread = threading.Thread(target=copy_context().run, args=(look_and_release,))
     thread.start()
     result = leased_work(StageLease())
     thread.join()
