@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from infra.orchestration.client import server_command, server_settings
@@ -57,8 +58,8 @@ class PrefectApi:
         from prefect.logging.handlers import APILogHandler
 
         # Read from variables when Prefect was imported, so they have to be said anew.
-        told = {getattr(settings, name): self.environment[name] for name in IN_PROCESS}
-        told[settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = None
+        named = {getattr(settings, name): self.environment[name] for name in IN_PROCESS}
+        told: dict[Any, str | None] = {**named, settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
         with patch.dict(os.environ, self.environment), settings.temporary_settings(told):
             yield
             APILogHandler().flush()  # while there is a server to send to
