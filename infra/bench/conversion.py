@@ -7,8 +7,8 @@ for, so other programs on the machine disturb little.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,12 +60,12 @@ def tabular(bench: Bench) -> Measured:
     program = fetch_version(record.version, RegistryLocation.of(settings), settings.store)
     rows = SnapshotRows(dataset=record.dataset, splits=bench.config.splits)
     job = ConversionJob(program, rows, config, settings.store)
-    converted = convert(job, bench)
+    variants = convert(job, bench)
     judged = kind_of(program).read_judged(job)
     with torch_threads_restored():
-        models = converted.loaded()
+        models = loaded(job, variants)
         at = {count: timed(models, judged.timing_batch(count), bench) for count in (1, 1024)}
-    names = [variant.name for variant in converted.variants]
+    names = [variant.name for variant in variants]
     one, with_one = best_of(at[1], names, EAGER)
     many, with_many = best_of(at[1024], names, FLOATS)
     return [
@@ -85,14 +85,16 @@ def encoder(bench: Bench) -> Measured:
     rows = prepare_corpus(corpus, config.encoder, store)
     of = (imported.program, rows.data.sha256)
     program = unregistered(*of, family=imported.family, signature=imported.signature)
-    converted = convert(ConversionJob(program, rows, config.conversion, store), bench)
-    measured: Measured = []
+    job = ConversionJob(program, rows, config.conversion, store)
+    variants, measured = convert(job, bench), Measured()
+    gaps = {each.name: each.parity_mean for each in variants if each.parity_mean is not None}
     with torch_threads_restored():
-        models = converted.loaded()
+        models = loaded(job, variants)
         for count in (1, 32):
             times = timed(models, full_texts(rows, store, count), bench)
             for cosine, bound in COSINES:
-                share, found = best_of(times, converted.within(1 - cosine), FLOATS)
+                near = [name for name, gap in gaps.items() if gap <= 1 - cosine]
+                share, found = best_of(times, near, FLOATS)
                 name = f"encoder, batch {count}, {FLOATS} to cosine {cosine}"
                 measured.append(at_least(name, 1 / share, bound, found))
     return measured
@@ -120,31 +122,18 @@ def full_texts(rows: PreparedRows, store: ArtifactStore, count: int) -> ModelInp
     return padded([cut[number % len(cut)] for number in range(count)])
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A model, and its forms that pass the gates."""
-
-    program: RegisteredProgram
-    variants: tuple[ModelVariant, ...]
-    store: ArtifactStore
-
-    def within(self, mean_gap: float) -> list[str]:
-        """Names of the forms whose answers differ from PyTorch's by no more than this."""
-        gaps = {variant.name: variant.parity_mean for variant in self.variants}
-        return [name for name, gap in gaps.items() if gap is not None and gap <= mean_gap]
-
-    def loaded(self) -> dict[str, LoadedModel]:
-        """PyTorch eager and all forms, one thread each."""
-        runtime, signature = Runtime(threads=1), self.program.signature
-        models = {EAGER: load_pytorch(self.store.path(self.program.program), signature, runtime)}
-        for variant in self.variants:
-            assert variant.files is not None
-            folder = self.store.path(variant.files)
-            models[variant.name] = load_files(variant.name, folder, signature, runtime)
-        return models
+def loaded(job: ConversionJob, variants: Sequence[ModelVariant]) -> dict[str, LoadedModel]:
+    """PyTorch eager and all forms, one thread each."""
+    runtime, signature = Runtime(threads=1), job.program.signature
+    models = {EAGER: load_pytorch(job.store.path(job.program.program), signature, runtime)}
+    for variant in variants:
+        assert variant.files is not None
+        folder = job.store.path(variant.files)
+        models[variant.name] = load_files(variant.name, folder, signature, runtime)
+    return models
 
 
-def convert(job: ConversionJob, bench: Bench) -> Converted:
+def convert(job: ConversionJob, bench: Bench) -> list[ModelVariant]:
     """Build every form for processors and keep those that pass the gates, however fast they are."""
     every = tuple(target.name for target in FORMATS if target.is_for("cpu"))
     names = bench.size(every, (FLOATS, "openvino-fp32"))
@@ -155,7 +144,7 @@ def convert(job: ConversionJob, bench: Bench) -> Converted:
     for variant in judged:
         if not variant.latencies:
             print(f"  {variant.name}: {variant.reason}")
-    return Converted(job.program, tuple(v for v in judged if v.latencies), job.store)
+    return [variant for variant in judged if variant.latencies]
 
 
 def build_all(job: ConversionJob) -> dict[str, BuiltVariant]:

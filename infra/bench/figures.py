@@ -5,6 +5,7 @@ What is compared is measured in turns, so that a busy machine is busy for all.
 
 import math
 import random
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,11 @@ def seconds(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of all that this process has started, once it was waited for."""
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

@@ -4,7 +4,7 @@
 
 The first run is that of the state folder which other measurements read.
 
-Measure whole commands: wall time, and peak resident memory of the process tree.
+Measure whole commands: wall time, CPU, and peak resident memory of the process tree.
 """
 
 import json
@@ -21,7 +21,7 @@ import pandas as pd
 import psutil
 from sklearn.metrics import roc_auc_score
 
-from infra.bench.figures import Figure, Measured, at_least, at_most
+from infra.bench.figures import Figure, Measured, at_least, at_most, children_cpu_s
 from infra.bench.parts import Bench, newest_record
 from infra.bench.processes import run_python
 from tasks.kernel.settings import Settings
@@ -35,6 +35,7 @@ class Cost(NamedTuple):
 
     wall_s: float
     peak_bytes: int
+    cpu_s: float
 
 
 def run_measured(
@@ -43,16 +44,16 @@ def run_measured(
     """Run `python <arguments>` from the project's root, with these variables or this process's own.
 
     Memory is the largest sum of proportional set sizes over the command and all its descendants,
-    sampled twice a second; shared pages count once.
+    sampled twice a second; shared pages count once. CPU is that of all that was waited for.
 
     Raises:
         RuntimeError: it failed.
     """
-    sizes: list[int] = []
+    sizes, before = list[int](), children_cpu_s()
     seconds = run_python(
         arguments, log, environment, 3600, lambda pid: sizes.append(tree_bytes(pid))
     )
-    return Cost(seconds, max(sizes))
+    return Cost(seconds, max(sizes), children_cpu_s() - before)
 
 
 def tree_bytes(pid: int) -> int:

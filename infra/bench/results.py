@@ -8,20 +8,20 @@ from pathlib import Path
 
 import psutil
 import pynvml  # type: ignore[import-untyped]
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from infra.bench.figures import Figure, LeftOut
 from infra.bench.parts import MEASUREMENTS
 from tasks.kernel.files import write_atomically
+from tasks.kernel.provenance import host_facts
 from tasks.kernel.settings import PROJECT_ROOT
+from tasks.kernel.values import Frozen
 
 RESULTS = PROJECT_ROOT / "docs" / "benchmarks"
 
 
-class Host(BaseModel):
+class Host(Frozen):
     """What of a machine a figure depends on."""
-
-    model_config = ConfigDict(frozen=True)
 
     processor: str
     cores: int
@@ -38,15 +38,13 @@ class Host(BaseModel):
         )
 
 
-class Result(BaseModel):
+class Result(Frozen):
     """What became of one measurement.
 
     Attributes:
         load: of the machine over a minute, before and after.
         failure: why there are no figures; None where there are.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     commit: str
     date: datetime
@@ -79,10 +77,8 @@ _stored = TypeAdapter(Results)
 
 def this_host() -> Host:
     """The machine's facts, without its name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
     return Host(
-        processor=model or platform.machine(),
+        processor=host_facts()["processor"],
         cores=len(os.sched_getaffinity(0)),
         memory_gb=round(psutil.virtual_memory().total / 1e9, 1),
         kernel=f"{platform.system()} {platform.release()}",

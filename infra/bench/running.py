@@ -33,13 +33,17 @@ QUICK: dict[str, Any] = {
 """What a loop can do without that is only measured on."""
 
 
-def small_repository(folder: Path) -> Path:
-    """Copy the default use case into a folder and make it small; returns its feature repository."""
+def small_repository(folder: Path, **more: Any) -> Path:
+    """Copy the default use case into a folder and make it small; returns its feature repository.
+
+    Args:
+        more: sections that are to differ too.
+    """
     repo = folder / "feature_repo"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PROJECT_ROOT / DEFAULT_FEATURE_REPO, repo, ignore=ignored)
     file = repo / "use_case.yaml"
-    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | SMALL | QUICK))
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | SMALL | QUICK | more))
     return repo
 
 

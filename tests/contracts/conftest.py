@@ -7,6 +7,7 @@ import pytest
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from tasks.kernel.settings import Settings
+from tests.support.data.profiles import Servers, servers
 from tests.support.services.servers import postgres_server
 
 
@@ -15,6 +16,13 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URI of a server; a test makes a database of its own there."""
     with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
         yield uri
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """A Redis and a PostgreSQL server for a module."""
+    with servers(tmp_path_factory.mktemp("servers")) as started:
+        yield started
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from pyarrow.fs import S3FileSystem
 
 from tests.support.services.servers import s3_server
+from tests.support.state import make_bucket
 from tests.support.suite.promises import Promise, proves
 from tests.support.training.checkpoint_writer import kill_and_look
 
@@ -24,7 +24,5 @@ def test_a_killed_writer_never_leaves_half_a_checkpoint_on_a_disk(tmp_path: Path
 @proves(Promise.INTERRUPT, "the newest checkpoint is whole")
 def test_a_killed_writer_never_leaves_half_a_checkpoint_on_s3() -> None:
     with s3_server() as endpoint:
-        keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
-        store = S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True, **keys)
-        store.create_dir("lake")
+        make_bucket(endpoint, "lake")
         kill_and_look([endpoint, "lake/run"], KILLS, SEED)

@@ -48,10 +48,9 @@ class TinyJob(BaseModel):
 class TinySession:
     """Trains two layers on rows that depend on shard and step alone."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, job: TinyJob) -> None:
         torch.set_num_threads(1)
-        self._run = run
-        self._job = TinyJob.model_validate_json((run / "job.json").read_text())
+        self._run, self._job = run, job
         self._network = network(self._job.width)
         self._optimizer = optimizer(self._network)
         self._step = 0
@@ -174,7 +173,7 @@ def main(run_path: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return HorovodCommunicator()
 
-    run_elastic(lambda: TinySession(run), job.config, join_ranks)
+    run_elastic(lambda: TinySession(run, job), job.config, join_ranks)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ beforehand.
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -137,9 +138,6 @@ def _frozen(entry: tuple[bytes, dict[bytes, bytes]]) -> tuple[bytes, frozenset[A
 
 
 def _rows(file: Path) -> set[tuple[object, ...]]:
-    connection = sqlite3.connect(file)
-    rows = connection.execute(
-        f"SELECT entity_key, feature_name, value, event_ts, created_ts FROM bench_{VIEW}"
-    ).fetchall()
-    connection.close()
-    return set(rows)
+    columns = "entity_key, feature_name, value, event_ts, created_ts"
+    with closing(sqlite3.connect(file)) as connection:
+        return set(connection.execute(f"SELECT {columns} FROM bench_{VIEW}"))

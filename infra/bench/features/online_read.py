@@ -142,10 +142,7 @@ def _measure(
     """Median times of one read, all measured in turn in one run."""
     service = store.get_feature_service(reader.plan.service)
     keys = raw.keys(entities)
-
-    def through_feast() -> Any:
-        return store.get_online_features(service, entities, full_feature_names=True)
-
+    through_feast = partial(store.get_online_features, service, entities, full_feature_names=True)
     reads: dict[str, Callable[[], Any]] = {
         "ours": partial(reader.read, entities),
         "by hand": partial(raw.read, keys),

@@ -43,7 +43,6 @@ class Cost(NamedTuple):
     """What one retrieval took."""
 
     cpu_s: float
-    wall_s: float
     peak_bytes: int
     num_rows: int
 
@@ -63,7 +62,7 @@ def figures(bench: Bench) -> Measured:
         if kind == "bare":
             words = ["-m", "infra.bench.features.bare_join", views, rows, target]
         run_python([str(word) for word in words], log, limit_s=3600)
-        return Cost(**json.loads(target.with_suffix(".json").read_text()))
+        return Cost(*json.loads(target.with_suffix(".json").read_text()))
 
     rounds = [(run("plugin"), run("bare")) for _ in range(bench.size(3, 1))]
     ours, bare = (sorted(costs)[len(rounds) // 2] for costs in zip(*rounds, strict=True))

@@ -22,6 +22,7 @@ from tasks.features.offline.duck import duckdb_session, sql_text
 from tasks.features.offline.spark_tables import SparkTables, started
 from tasks.features.tables.build import Queries
 from tasks.features.tables.landing import land_raw_rows
+from tasks.kernel.process import tree_cpu_s
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 
 SPARK = PROJECT_ROOT / ".venv-cluster" / "bin" / "python"
@@ -89,21 +90,14 @@ def compute(engine: str, folder: str) -> None:
     config, scratch = read_pipeline_config(REPO).features, Path(folder)
     spark = SparkTables(started(LOCAL), None, scratch) if engine == "Spark" else None
     with duckdb_session(scratch) as con:
-        before = _cpu_s()
+        before = tree_cpu_s()
         raw = {table.name: scratch / f"{table.name}.parquet" for table in config.raw_tables}
         queries = Queries(con, config, REPO, spark)
         queries.register_raw(raw)
         for table in config.feature_tables:
             queries.compute(table, COMPUTED, "computed")
             con.execute("SELECT count(*) FROM computed")
-        status = (Path(f"/proc/{process.pid}/status").read_text() for process in _processes())
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        status = (Path(f"/proc/{process.pid}/status").read_text() for process in processes)
         peaks = [text.partition("VmHWM:")[2].split()[0] for text in status if "VmHWM:" in text]
-        sys.stdout.write(f"\n{json.dumps([_cpu_s() - before, sum(map(int, peaks)) / 1e6])}\n")
-
-
-def _cpu_s() -> float:
-    return float(sum(sum(process.cpu_times()[:2]) for process in _processes()))
-
-
-def _processes() -> list[psutil.Process]:
-    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+        sys.stdout.write(f"\n{json.dumps([tree_cpu_s() - before, sum(map(int, peaks)) / 1e6])}\n")

@@ -6,7 +6,6 @@ niceness counts for nothing, and what they cost is what they need.
 """
 
 import os
-import resource
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -15,7 +14,7 @@ from infra.bench.figures import Measured, at_least, at_most, interleaved, median
 from infra.bench.loop import run_measured
 from infra.bench.parts import Bench
 from infra.bench.processes import running
-from infra.bench.running import small_repository
+from infra.bench.running import own_environment, small_repository
 
 BACKUPS, LOOPS = "with backups", "alone"
 AGAIN_AND_AGAIN = ("bash", "-c", 'while :; do "$@"; sleep 10; done', "-")
@@ -24,8 +23,7 @@ AGAIN_AND_AGAIN = ("bash", "-c", 'while :; do "$@"; sleep 10; done', "-")
 def figures(bench: Bench) -> Measured:
     """Wall and CPU seconds of the loop with backups beside it to those of the loop alone."""
     log, made = bench.folder / "log.txt", list[int]()
-    own = {k: v for k, v in os.environ.items() if not k.startswith("FALAJ_")}
-    own["FALAJ_FEATURE_REPO"] = str(small_repository(bench.folder))
+    own = own_environment() | {"FALAJ_FEATURE_REPO": str(small_repository(bench.folder))}
 
     def run(what: str) -> tuple[float, float]:
         folder = bench.folder / f"{what}-{len(os.listdir(bench.folder))}"
@@ -34,14 +32,11 @@ def figures(bench: Bench) -> Measured:
         falaj = [sys.executable, "-m", "falaj", "--home", str(home)]
         words = [*AGAIN_AND_AGAIN, *falaj, "backup", str(place)]
         beside = running(words, log, log.exists, own) if what == BACKUPS else nullcontext()
-        with beside:
-            before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-            wall = run_measured([*falaj[1:], "run"], log, own).wall_s
-            # Backups are no ended children yet.
-            cpu = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before
+        with beside:  # its CPU does not count: backups are no ended children yet
+            cost = run_measured([*falaj[1:], "run"], log, own)
         if what == BACKUPS:
             made.append(len([*place.glob("backups/*.json")]))
-        return round(wall, 1), round(cpu, 1)
+        return round(cost.wall_s, 1), round(cost.cpu_s, 1)
 
     turns = {what: partial(run, what) for what in (LOOPS, BACKUPS)}
     found = interleaved(turns, bench.size(5, 1))

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 
-from infra.bench.figures import Measured, at_most, seconds
+from infra.bench.figures import Measured, at_most, children_cpu_s, seconds
 from infra.bench.parts import Bench
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -30,10 +30,6 @@ def figures(bench: Bench) -> Measured:
 
 
 def _cpu_s(*words: str) -> float:
-    line = [sys.executable, *words]
-    process = subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}")
-    return used.ru_utime + used.ru_stime
+    line, before = [sys.executable, *words], children_cpu_s()
+    subprocess.run(line, cwd=PROJECT_ROOT, stdout=subprocess.DEVNULL, check=True)
+    return children_cpu_s() - before

@@ -7,13 +7,12 @@ seconds with all libraries loaded, counts to no run.
 """
 
 import os
-import resource
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from infra.bench.figures import Measured, at_least, at_most
+from infra.bench.figures import Measured, at_least, at_most, children_cpu_s
 from infra.bench.loop import run_measured
 from infra.bench.parts import Bench
 from infra.bench.running import loop_environment
@@ -63,7 +62,7 @@ def _new_group() -> Path | None:
 
 def _cpu_s(group: Path | None) -> float:
     if group is None:
-        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        return children_cpu_s()
     if (group / "cpuacct.usage").exists():
         return int((group / "cpuacct.usage").read_text()) / 1e9
     return int((group / "cpu.stat").read_text().split()[1]) / 1e6

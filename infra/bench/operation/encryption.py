@@ -6,7 +6,6 @@ are in the plain folder, or the search would show nothing.
 """
 
 import os
-import resource
 import shutil
 import subprocess
 from functools import partial
@@ -44,9 +43,7 @@ def figures(bench: Bench) -> Measured:
         if what == ENCRYPTED:
             run_python([*falaj, "encryption", "enable", "--keys", keys], log, own)
             open_state(home, dict(own))  # what is mounted under a guard goes with it
-        before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-        run_measured([*falaj, "run"], log, own)
-        cpu = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before + _of_mount(home)
+        cpu = run_measured([*falaj, "run"], log, own).cpu_s + _of_mount(home)
         lock_state(home)
         found[what] = _words_in(folder)
         return round(cpu, 1)
@@ -88,7 +85,6 @@ def _lost_while_rotating(bench: Bench) -> tuple[int, int]:
     with replicas(home, 1) as made, made.load(PER_S) as answers:
         for _ in range(ROTATIONS):
             await_more(answers)
-            environment = {**os.environ, **environment_of(home)}
             run_python(["-m", "falaj", "encryption", "rotate"], log, environment)
         await_more(answers)
     # This process has files of it open.

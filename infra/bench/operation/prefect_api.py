@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from infra.orchestration.client import server_command, server_settings
@@ -20,6 +21,12 @@ from infra.platform.api import answers
 from infra.platform.services import path_to_python
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
+
+IN_PROCESS = (
+    *("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"),
+    *("PREFECT_LOCAL_STORAGE_PATH", "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"),
+)
+"""Variables that a process with Prefect in it is told as settings too."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +54,13 @@ class PrefectApi:
 
         The variables are set for child processes too.
         """
+        from prefect import settings
         from prefect.logging.handlers import APILogHandler
-        from prefect.settings import (
-            PREFECT_API_AUTH_STRING,
-            PREFECT_API_URL,
-            PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
-            PREFECT_LOCAL_STORAGE_PATH,
-            PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
-            temporary_settings,
-        )
 
-        told = {
-            PREFECT_API_URL: self.url,
-            PREFECT_API_AUTH_STRING: self.auth_string,
-            PREFECT_LOCAL_STORAGE_PATH: self.environment["PREFECT_LOCAL_STORAGE_PATH"],
-            PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False,
-            PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
-        }
-        with patch.dict(os.environ, self.environment), temporary_settings(told):
+        # Read from variables when Prefect was imported, so they have to be said anew.
+        named = {getattr(settings, name): self.environment[name] for name in IN_PROCESS}
+        told: dict[Any, str | None] = {**named, settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+        with patch.dict(os.environ, self.environment), settings.temporary_settings(told):
             yield
             APILogHandler().flush()  # while there is a server to send to
 

@@ -8,7 +8,6 @@ import shutil
 from datetime import timedelta
 
 import pandas as pd
-import yaml
 from sklearn.metrics import r2_score, roc_auc_score
 
 from flows.config import read_pipeline_config
@@ -28,7 +27,7 @@ FAULTS = {
 PERMUTED = {"flights": 4, "traffic": 8}
 """Histories in a random order: three years of days, and eleven; each one of the flights takes six
 minutes of one core."""
-SMALL = {"clock": {"min_train_days": 5, "validation_days": 5, "test_days": 7, "drift_days": 7}}
+SMALL_CLOCK = {"min_train_days": 5, "validation_days": 5, "test_days": 7, "drift_days": 7}
 SMALL_WORDS = ["--start", "2013-01-23", "--held-out-from", "2013-01-27"]
 WHOLE_FEED = {"celsius", "scale", "freeze", "timezone", "station-missing"}
 """Kinds of faults that move a column by several standard deviations, or break a whole feed."""
@@ -50,10 +49,7 @@ def figures(bench: Bench, of: Settings | None = None) -> Measured:
     environment = own_environment() | {"FALAJ_FEATURE_REPO": str(settings.feature_repo)}
     name = read_pipeline_config(settings.feature_repo).name
     if bench.small:
-        repo = small_repository(bench.folder)
-        file = repo / "use_case.yaml"
-        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | SMALL))
-        environment["FALAJ_FEATURE_REPO"] = str(repo)
+        environment["FALAJ_FEATURE_REPO"] = str(small_repository(bench.folder, clock=SMALL_CLOCK))
         words += SMALL_WORDS
     first, again = (run_measured(words, log, environment) for _ in range(2))
     if not bench.small:  # all else is kept, so the times above are those of the policies

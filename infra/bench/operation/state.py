@@ -27,8 +27,7 @@ SENT = re.compile(
 
 def figures(bench: Bench) -> Measured:
     """What the servers add to the first run, and how much a rerun on another machine reads."""
-    log, port = bench.folder / "log.txt", free_port()
-    own = loop_environment(bench)
+    log, port, own = bench.folder / "log.txt", free_port(), loop_environment(bench)
 
     def run(name: str, told: dict[str, str]) -> float:
         home = str(bench.folder / name)
@@ -41,16 +40,7 @@ def figures(bench: Bench) -> Measured:
         keys = {"aws_access_key_id": S3_KEY, "aws_secret_access_key": S3_KEY}
         client = boto3.client("s3", endpoint_url=s3, region_name="us-east-1", **keys)
         client.create_bucket(Bucket=BUCKET)
-        servers = {
-            **{name.upper(): key for name, key in keys.items()},
-            "AWS_ENDPOINT_URL": s3,
-            "AWS_REGION": "us-east-1",
-            "FALAJ_STATE": f"s3://{BUCKET}/state",
-            "FALAJ_DATABASE_URL": database,
-            "FALAJ_REGISTRY_URL": database.replace("postgresql:", "postgresql+psycopg:"),
-            "FALAJ_REDIS": redis.connection_string,
-            "FALAJ_PROFILE": "server",
-        }
+        servers = state_variables(s3, database, redis.connection_string)
         here, there = run("here", {}), run("machine-1", servers)
         again_here, again = run("here", {}), run("machine-1", servers)
         before = _sent(port)
@@ -63,6 +53,21 @@ def figures(bench: Bench) -> Measured:
         at_most("unchanged rerun on S3, s", again, 15, again_said),
         at_most("bytes read to bytes used", read / used, 1.2, f"{read / 1e6:.1f} MB were read"),
     ]
+
+
+def state_variables(s3: str, database: str, redis: str) -> dict[str, str]:
+    """What names a state on these servers."""
+    return {
+        "AWS_ENDPOINT_URL": s3,
+        "AWS_ACCESS_KEY_ID": S3_KEY,
+        "AWS_SECRET_ACCESS_KEY": S3_KEY,
+        "AWS_REGION": "us-east-1",
+        "FALAJ_STATE": f"s3://{BUCKET}/state",
+        "FALAJ_DATABASE_URL": database,
+        "FALAJ_REGISTRY_URL": database.replace("postgresql:", "postgresql+psycopg:"),
+        "FALAJ_REDIS": redis,
+        "FALAJ_PROFILE": "server",
+    }
 
 
 def _sent(port: int) -> float:

@@ -28,7 +28,7 @@ from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import MOST_ROWS, ImportedProgram, PreparedRows, Signature
-from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.contracts.release import ModelVariant
 from tasks.contracts.serving import live_addresses
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.catalog import FORMAT
@@ -129,10 +129,10 @@ class BenchHome:
 
     def form(self, ref: ModelVersionRef) -> ModelVariant:
         """A version's form as conversion hands it on when it was kept, unmeasured."""
-        program, config = self._registered(ref), ConversionConfig(formats=(FORM,))
+        program = fetch_version(ref, self.location, self.store)
         # The form is calibrated on no rows.
         rows = self.store.build_once("corpora", "bench", PreparedRows, _no_rows)
-        job = ConversionJob(program, rows, config, self.store)
+        job = ConversionJob(program, rows, ConversionConfig(formats=(FORM,)), self.store)
         form = build_variant(FORMAT[FORM], job, ())
         if form.files is None:
             raise RuntimeError(f"{form.name} could not be built: {form.failure}")
@@ -152,12 +152,9 @@ class BenchHome:
 
     def answers(self, ref: ModelVersionRef, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """What a version's program gives in PyTorch."""
-        program = self._registered(ref)
+        program = fetch_version(ref, self.location, self.store)
         model = load_pytorch(self.store.path(program.program), program.signature, Runtime())
         return model({"rows": rows})
-
-    def _registered(self, ref: ModelVersionRef) -> RegisteredProgram:
-        return fetch_version(ref, self.location, self.store)
 
     def _program(self, seed: int) -> ImportedProgram:
         inputs = self.network.inputs.items()

@@ -97,18 +97,14 @@ def _share_acted(rng: np.random.Generator, correlation: float, num_worse: int) -
 
 def _share_acted_split(rng: np.random.Generator, num_worse: int) -> float:
     """Each version on half of the rows."""
-    alpha = ALPHA.task_split
+    alpha, half = ALPHA.task_split, NUM_LABELS // 2
     acted = []
     for _ in range(num_worse // NUM_AT_ONCE):
-        samples = [
-            draw(rng, NUM_AT_ONCE, WORSE_AUC, 0.0, num_rows=NUM_LABELS // 2) for _ in range(2)
-        ]
-        aucs = [
-            unit_aucs(samples[0].labels, samples[0].stable),
-            unit_aucs(samples[1].labels, samples[1].candidate),
-        ]
-        units = min(part.shape[-1] for part in aucs)
-        wealth = log_wealth(aucs[0][:, :units] - aucs[1][:, :units])
+        one, other = (draw(rng, NUM_AT_ONCE, WORSE_AUC, 0.0, half) for _ in range(2))
+        stable = unit_aucs(one.labels, one.stable)
+        candidate = unit_aucs(other.labels, other.candidate)
+        units = min(stable.shape[-1], candidate.shape[-1])
+        wealth = log_wealth(stable[:, :units] - candidate[:, :units])
         acted.append((wealth >= np.log(1 / alpha)).any(axis=-1))
     return float(np.concatenate(acted).mean())
 

@@ -7,7 +7,6 @@ from the moment that the record has of the decision to the last answer of that v
 
 import os
 import statistics
-from dataclasses import dataclass
 
 from flows.release import RegistryChampions, traffic_of
 from infra.bench.figures import Measured, at_most
@@ -24,38 +23,10 @@ from tasks.release.ledger import ReleaseLedger
 from tasks.release.rollout import Releasing
 
 PER_S = 250.0
+ROLL_BACK = ["-m", "falaj", "release", "rollback", MODEL, "--approver", "bench"]
 FEW = 200
 """Answers that are waited for before and after."""
 AT_ONCE = ReleaseConfig(steps=(StepConfig(name="all", candidate_percent=100, min_minutes=0),))
-
-
-@dataclass(frozen=True)
-class Installation:
-    """A serving process behind Envoy, and what releases its model."""
-
-    made: Replicas
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Of its commands."""
-        return {**os.environ, **environment_of(self.made.home)}
-
-    @property
-    def releasing(self) -> Releasing:
-        """The real ports."""
-        settings = Settings.from_environment(self.environment)
-        ledger = ReleaseLedger(settings.metadata_url)
-        return Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
-
-    def roll_back(self) -> float:
-        """Roll the open release back by hand; when that was decided, seconds since 1970."""
-        words = ["-m", "falaj", "release", "rollback", MODEL, "--approver", "bench"]
-        run_python(words, self.made.home / "bench.log", self.environment)
-        ledger = self.releasing.ledger
-        release = ledger.last_release(MODEL)
-        assert release is not None
-        entries = ledger.entries(release.release_id)
-        return next(e.at.timestamp() for e in entries if e.action is Action.ROLL_BACK)
 
 
 def version_of(head: bytes) -> str:
@@ -78,21 +49,26 @@ def figures(bench: Bench) -> Measured:
     """The slowest round."""
     rounds = bench.size(3, 1)
     with replicas(bench.folder / "home", 1, poll_s=0.3) as made:
-        installation, candidate = Installation(made), made.world.add(1)
-        seconds = [_roll_back_under_load(installation, candidate) for _ in range(rounds)]
+        candidate = made.world.add(1)
+        seconds = [_roll_back_under_load(made, candidate) for _ in range(rounds)]
     evidence = f"{rounds} rounds, median {statistics.median(seconds):.3f} s, {PER_S:.0f} requests/s"
     return [at_most("roll back by hand to the last old answer, s", max(seconds), 1.0, evidence)]
 
 
-def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef) -> float:
+def _roll_back_under_load(made: Replicas, candidate: ModelVersionRef) -> float:
     """Seconds from the decision to the last answer of the candidate."""
-    version = str(candidate.version)
-    make_champion(candidate, installation.made.world.location)
-    with installation.made.load(PER_S) as answers:
+    version, environment = str(candidate.version), {**os.environ, **environment_of(made.home)}
+    settings = Settings.from_environment(environment)
+    ledger = ReleaseLedger(settings.metadata_url)
+    releasing = Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
+    make_champion(candidate, made.world.location)
+    with made.load(PER_S) as answers:
         wait_for(answers, "1")
-        installation.releasing.begin(MODEL, AT_ONCE, "bench")
+        release = releasing.begin(MODEL, AT_ONCE, "bench")
         wait_for(answers, version)
-        decided_s = installation.roll_back()
+        run_python(ROLL_BACK, made.home / "bench.log", environment)
         wait_for(answers, "1")
+    entries = ledger.entries(release.release_id)
+    decided_s = next(e.at.timestamp() for e in entries if e.action is Action.ROLL_BACK)
     last_s = max(moment for moment, head in answers if version_of(head) == version)
     return max(0.0, last_s - decided_s)

@@ -9,7 +9,6 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.bench.elastic import hosts, runs
@@ -23,16 +22,9 @@ WIDTH = 25_000
 # Steps of the whole group before the next kill: so many that it has committed since.
 SETTLED = 20
 Change = Callable[[hosts.Cluster, runs.ClusterRun], None]
-
-
-@dataclass(frozen=True)
-class KillCost:
-    """What one killed rank cost."""
-
-    seconds: float
-    """From the kill until the others had gone beyond where all were, without one step's time."""
-    redone_s: float
-    """How old the commit was that the others went on from."""
+KillCost = tuple[float, float]
+"""Seconds from a kill until the others had gone beyond where all were, without one step's time; and
+how old the commit was that they went on from."""
 
 
 def killed_ranks(folder: Path, num_kills: int, num_steps: int, width: int) -> list[KillCost]:
@@ -65,10 +57,8 @@ def cost_of(kill_s: float, steps: list[runs.Step]) -> KillCost:
     reached = max(step.number for step in before)
     beyond = next(step for step in after if step.number > reached)
     paces = [b.at_s - a.at_s for a, b in zip(before[-20:], before[-19:], strict=False)]
-    return KillCost(
-        seconds=beyond.at_s - kill_s - statistics.median(paces),
-        redone_s=kill_s - next(s.at_s for s in before if s.number == after[0].number - 1),
-    )
+    committed = next(step for step in before if step.number == after[0].number - 1)
+    return beyond.at_s - kill_s - statistics.median(paces), kill_s - committed.at_s
 
 
 def changed_s(cluster: hosts.Cluster, folder: Path, num_hosts: int, change: Change) -> float:
@@ -101,12 +91,12 @@ def add_one(cluster: hosts.Cluster, job: runs.ClusterRun) -> None:
 def figures(bench: Bench) -> Measured:
     """All figures of elastic training."""
     costs = killed_ranks(bench.folder, *bench.size((5, 1500, WIDTH), (1, 150, 100)))
-    median_s = statistics.median(cost.seconds for cost in costs)
-    redone_s = max(cost.redone_s for cost in costs)
+    taken_s, redone_s = zip(*costs, strict=True)
     evidence = (
-        f"median of {len(costs)} kills, two ranks; at most {redone_s:.1f} s of work done again, "
-        "weights as undisturbed"
+        f"median of {len(costs)} kills, two ranks; at most {max(redone_s):.1f} s of work done "
+        "again, weights as undisturbed"
     )
+    median_s = statistics.median(taken_s)
     measured: Measured = [at_most("a killed rank costs, s", median_s, 2.0, evidence)]
     if reason := hosts.why_not():
         return [*measured, *(LeftOut(name, reason) for name in OF_HOSTS)]

@@ -41,19 +41,18 @@ def _spreads(
     auc: TestAuc, base: TrainingConfig, seeds: range, perturbed: range
 ) -> dict[str, list[float]]:
     """AUC of each seed; and how far those of some move by rounding, and by a second rank."""
-    alone = base.model_copy(update={"launch": base.launch.model_copy(update={"ranks": 1})})
-    pair = base.model_copy(update={"launch": base.launch.model_copy(update={"ranks": 2})})
-    other = alone.model_copy(update={"learning_rate": base.learning_rate * (1 + 1e-7)})
-    aucs = [auc(_seeded(alone, seed)) for seed in seeds]
+
+    def of(seed: int, ranks: int = 1, rate: float = 1.0) -> float:
+        launch = base.launch.model_copy(update={"ranks": ranks})
+        changed = {"launch": launch, "learning_rate": base.learning_rate * rate, "seed": seed}
+        return auc(base.model_copy(update=changed))
+
+    aucs = [of(seed) for seed in seeds]
     return {
         "seeds": aucs,
-        "rounding": [abs(auc(_seeded(other, seed)) - aucs[seed]) for seed in perturbed],
-        "two ranks": [abs(auc(_seeded(pair, seed)) - aucs[seed]) for seed in perturbed],
+        "rounding": [abs(of(seed, rate=1 + 1e-7) - aucs[seed]) for seed in perturbed],
+        "two ranks": [abs(of(seed, ranks=2) - aucs[seed]) for seed in perturbed],
     }
-
-
-def _seeded(config: TrainingConfig, seed: int) -> TrainingConfig:
-    return config.model_copy(update={"seed": seed})
 
 
 def _widest(what: str, values: list[float]) -> float:

@@ -17,9 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
@@ -91,20 +90,14 @@ class Pair:
             process.wait()
 
 
-@contextmanager
-def pair(engine: str, folder: Path) -> Iterator[Pair]:
-    """Two ranks of `engine`, ready to train."""
-    store_file = folder / f"store-{engine}"
-    with local_environments(2, store_file, stall_s=STALL_S) as environments:
-        with closing(Pair(engine, environments)) as ranks:
-            yield ranks
-
-
 def figures(bench: Bench) -> Measured:
     """Horovod against DDP and both against ranks that do not talk; bf16 against fp32."""
-    rounds = bench.size(40, 1)
+    rounds, pairs = bench.size(40, 1), dict[str, Pair]()
     with ExitStack() as stack:
-        pairs = {name: stack.enter_context(pair(name, bench.folder)) for name in ENGINES}
+        for name in ENGINES:
+            store_file = bench.folder / f"store-{name}"
+            there = stack.enter_context(local_environments(2, store_file, stall_s=STALL_S))
+            pairs[name] = stack.enter_context(closing(Pair(name, there)))
         engines = [f for network in STEPS for f in _engine_figures(pairs, network, rounds)]
         return [*engines, _precision_figure(pairs["alone"], rounds)]
 

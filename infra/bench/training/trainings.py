@@ -4,7 +4,6 @@ import shutil
 from typing import Any
 
 from infra.bench.parts import Bench, newest_record
-from tasks.contracts.base import Artifact
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
@@ -18,21 +17,16 @@ class Trainings:
 
     def __init__(self, bench: Bench) -> None:
         record = newest_record(bench.settings)
-        self.use_case = record.use_case
         self.model, self.dataset = record.model, record.dataset
         self.splits = record.model.splits
         self.store = ArtifactStore(bench.folder / "store")
         self._work = bench.folder / "training"
-        self._source = bench.settings.store
-        model, data = self.model, self.dataset
-        for artifact in (model.program, model.checkpoint, data.snapshot.data):
-            self._copy(artifact)
-
-    def _copy(self, artifact: Artifact) -> None:
-        path = self._source.path(artifact)
-        copied = self.store.root / path.relative_to(self._source.root)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copied)
+        source, snapshot = bench.settings.store, self.dataset.snapshot
+        for artifact in (self.model.program, self.model.checkpoint, snapshot.data):
+            path = source.path(artifact)
+            copied = self.store.root / path.relative_to(source.root)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copied)
 
     def train(
         self, config: TrainingConfig, on_epoch: OnEpoch | None = None, **more: Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tasks.features.tables.build import EMPTY
 from tasks.kernel.location import Location
 from tasks.kernel.settings import ArtifactStore, Settings
 from tests.support.data.installation import Installation
-from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
+from tests.support.data.profiles import Servers, choose_server, choose_spark
 from tests.support.data.repository import built, days
 from tests.support.state import become
 
@@ -42,12 +41,6 @@ class Machine(Installation):
     @property
     def store(self) -> ArtifactStore:
         return self.settings.store
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with servers(tmp_path_factory.mktemp("servers")) as started:
-        yield started
 
 
 def test_tables_and_training_set_made_by_spark_on_s3_are_those_of_duckdb_on_a_disk(

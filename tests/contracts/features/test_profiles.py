@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from tasks.features.access.store import find_service
 from tests.support.data.installation import Installation, Refreshed
-from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
+from tests.support.data.profiles import Servers, choose_server, choose_spark
 from tests.support.data.repository import days
 from tests.support.host.processes import python, wait_until
 from tests.support.suite.promises import Promise, proves
@@ -27,12 +26,6 @@ WINDOW = days(0, 3)
 
 def without_pins(name: str) -> str:
     return re.sub(r"@v\d+", "", name)
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with servers(tmp_path_factory.mktemp("servers")) as started:
-        yield started
 
 
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "cluster")]

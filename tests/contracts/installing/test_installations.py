@@ -1,6 +1,5 @@
 """Projects and installations side by side: none sees, changes or serves another's values."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,17 +7,11 @@ import pytest
 from tasks.features.access.store import apply_definitions
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation
-from tests.support.data.profiles import Servers, choose_server, servers, write_profiles
+from tests.support.data.profiles import Servers, choose_server, write_profiles
 from tests.support.data.repository import days
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")]
 WINDOW = days(0, 1)
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with servers(tmp_path_factory.mktemp("servers")) as started:
-        yield started
 
 
 def installation(

@@ -28,6 +28,7 @@ from tests.support.platform.whole_platform import (
     environment_of,
     lives,
     tree_of,
+    what_stays,
     whole_platform,
 )
 from tests.support.suite.promises import Promise, proves
@@ -36,9 +37,6 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
 KILLS = int(os.environ.get("FALAJ_DRILL_KILLS", "10"))
 SEED = int(os.environ.get("FALAJ_KILLS_SEED", "0"))
-LOOP_LIMIT_S = 3600
-"""Generous, since a busy machine is ten times slower than a quiet one."""
-
 LEFT_ALONE_S = 120
 """A loop that lies Crashed for so long is not started again by the watch; a person would do it."""
 GONE_WITHIN_S = GRACE_S + KILL_MARGIN_S
@@ -105,38 +103,16 @@ def struck(platform: WholePlatform, victim: str, loop: str, draw: random.Random)
     return True
 
 
-def brought_to_its_end(platform: WholePlatform, loop: str) -> str:
-    """Wait for the end of a loop; retry it as a person would where nothing else does."""
-    by, crashed_since = "by itself", None
-    deadline = time.monotonic() + LOOP_LIMIT_S
-    while (state := platform.state_of(loop))["type"] != "COMPLETED":
-        assert time.monotonic() < deadline, f"loop {loop} is {state}"
-        if state["type"] != "CRASHED":
-            crashed_since = None
-        crashed_since = crashed_since or time.monotonic()
-        left_alone = time.monotonic() - crashed_since > LEFT_ALONE_S
-        if state["type"] == "FAILED" or (state["type"] == "CRASHED" and left_alone):
-            code, said = platform.run("--on-platform", "retry", loop)
-            assert code == 0, said
-            by = f"by command, after: {state['message']}"
-        time.sleep(0.5)
-    return f"{by}, attempts {state['run_count']}"
-
-
 def problems_of(platform: WholePlatform, loop: str) -> list[str]:
     """All that is not as promised after a loop has ended; waits as long as the promises allow."""
-    account, problems = platform.account, []
-    for left, limit_s, what in (
-        (platform.orphans, GONE_WITHIN_S, "orphans"),
-        (account.unfinished, FREED_WITHIN_S, "stuck runs"),
-        (account.unfinished_steps, TASK_RUN_GRACE_S + FREED_WITHIN_S, "stuck task runs"),
-        (account.leases, FREED_WITHIN_S, "leaked leases"),
-        (account.slots, FREED_WITHIN_S, "leaked slots"),
-    ):
-        try:
-            wait_until(lambda left=left: not left(), what, limit_s)
-        except TimeoutError:
-            problems.append(f"{what}: {left()}")
+    account = platform.account
+    problems = [
+        *what_stays(platform.orphans, "orphans", GONE_WITHIN_S),
+        *what_stays(account.unfinished, "stuck runs", FREED_WITHIN_S),
+        *what_stays(account.unfinished_steps, "stuck task runs", TASK_RUN_GRACE_S + FREED_WITHIN_S),
+        *what_stays(account.leases, "leaked leases", FREED_WITHIN_S),
+        *what_stays(account.slots, "leaked slots", FREED_WITHIN_S),
+    ]
     once = dict.fromkeys(STAGES, 1)
     steps = account.steps(loop)
     ordered = {stage: steps.get(stage.replace("-", " ")) for stage in STAGES}
@@ -161,7 +137,8 @@ def one_kill(platform: WholePlatform, victim: str, draw: random.Random, whole_s:
         if struck(platform, victim, loop, draw):
             break
     after_s = time.monotonic() - began
-    how, problems = brought_to_its_end(platform, loop), problems_of(platform, loop)
+    how = platform.bring_to_its_end(loop, LEFT_ALONE_S)
+    problems = problems_of(platform, loop)
     told = f"{victim:<21} at {after_s:5.1f} s: completed {how}; {'; '.join(problems) or 'clean'}"
     sys.stdout.write(f"{told}\n")
     return told if problems else ""
@@ -175,7 +152,7 @@ def test_a_loop_is_completed_whatever_is_killed_and_repeats_nothing(
     draw = random.Random(SEED)
     began = time.monotonic()
     loop = platform.start_loop()
-    brought_to_its_end(platform, loop)
+    platform.bring_to_its_end(loop, LEFT_ALONE_S)
     whole_s = time.monotonic() - began
     assert not problems_of(platform, loop)
     deck: list[str] = []

@@ -21,11 +21,13 @@ import boto3
 import psutil
 import pytest
 
+from infra.bench.operation.state import BUCKET
 from infra.bench.running import QUICK
 from tests.support.host.machines import Machine
 from tests.support.host.processes import wait_until
 from tests.support.platform.accounts import STAGES, Account
-from tests.support.platform.site import BUCKET, Site, builds_of, locks_held, site
+from tests.support.platform.site import Site, builds_of, locks_held, site
+from tests.support.platform.whole_platform import LIMIT_S, what_stays
 from tests.support.services.restarting import Server, end_started
 from tests.support.services.servers import answers, postgres_with_trigrams
 from tests.support.suite.promises import Promise, proves
@@ -38,7 +40,7 @@ TRAINS = 0.25
 AWAY_S = 5.0
 LEFT_ALONE_S = 240
 """A loop that failed for so long is not started again by the watch; a person would do it."""
-LOOP_LIMIT_S, FREED_WITHIN_S = 1800, 120
+FREED_WITHIN_S = 120
 BUILD = r"state/artifacts/[^/]+/[^/]+\.json"
 
 
@@ -83,34 +85,14 @@ def strike(shared: Site, victim: str) -> None:
         shared.start_worker(machine)
 
 
-def brought_to_its_end(shared: Site, loop: str) -> str:
-    """Wait for the end of a loop; retry it as a person would where nothing else does."""
-    by, ended_since, deadline = "by itself", None, time.monotonic() + LOOP_LIMIT_S
-    while (state := shared.platform.state_of(loop))["type"] != "COMPLETED":
-        assert time.monotonic() < deadline, f"loop {loop} is {state}"
-        if state["type"] not in ("CRASHED", "FAILED"):
-            ended_since = None
-        else:
-            ended_since = ended_since or time.monotonic()
-            if time.monotonic() - ended_since > LEFT_ALONE_S or state["type"] == "FAILED":
-                code, said = shared.platform.run("--on-platform", "retry", loop)
-                assert code == 0, said
-                by = f"by command, after: {state['message']}"
-        time.sleep(1)
-    return by
-
-
 def problems_of(shared: Site, loop: str) -> list[str]:
     """All that is not as promised after a loop has ended; waits as long as the promises allow."""
-    account, problems = shared.platform.account, []
+    account = shared.platform.account
     homes = [shared.platform.home, *(machine.disk / "home" for machine in shared.machines)]
     leases = [Account(home).leases for home in homes]
     held = partial(locks_held, shared.database)
-    for left in (account.unfinished, account.slots, held, *leases):
-        try:
-            wait_until(lambda left=left: not left(), "nothing is left", FREED_WITHIN_S)
-        except TimeoutError:
-            problems.append(f"left: {left()}")
+    freed = (account.unfinished, account.slots, held, *leases)
+    problems = [told for left in freed for told in what_stays(left, "left", FREED_WITHIN_S)]
     completed = account.completions(loop)
     problems += [f"stages: {completed}"] * (completed != dict.fromkeys(STAGES, 1))
     problems += [f"built {n} times: {what}" for what, n in builds_of(homes).items() if n > 1]
@@ -157,12 +139,13 @@ def test_a_loop_on_machines_is_completed_whatever_is_killed(shared: Site) -> Non
             victim = victims[(SEED + kill - 1) % len(victims)]
             if victim in {machine.name for machine in machines}:
                 trains = lambda loop=loop: "training" in shared.platform.account.stage_runs(loop)  # noqa: E731
-                wait_until(trains, "it trains", LOOP_LIMIT_S)
+                wait_until(trains, "it trains", LIMIT_S)
                 at_s *= TRAINS
             time.sleep(at_s)
             stage = "".join([*shared.platform.account.stage_runs(loop)][-1:])
             strike(shared, victim)
-        how, took_s = brought_to_its_end(shared, loop), time.monotonic() - began
+        how = shared.platform.bring_to_its_end(loop, LEFT_ALONE_S)
+        took_s = time.monotonic() - began
         whole_s = min(whole_s or took_s, took_s)
         problems = problems_of(shared, loop)
         told = f"{kill:>3} {victim:<12} at {at_s:5.1f} s, {stage or 'before all stages'}: {how}"

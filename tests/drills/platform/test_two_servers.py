@@ -24,6 +24,7 @@ import pytest
 from prefect import get_client
 
 from infra.bench.operation.prefect_api import PrefectApi
+from infra.bench.operation.state import BUCKET, state_variables
 from infra.bench.parts import wait_until
 from infra.platform.api import answers as answers_http
 from infra.platform.config import DATABASE_URL, REDIS_URL, PlatformConfig
@@ -41,7 +42,7 @@ from tests.support.platform.accounts import STAGES
 from tests.support.platform.deployed import deploy
 from tests.support.platform.deploys import REPO, redeploy
 from tests.support.platform.hardware_flows import busy_flow
-from tests.support.platform.site import BUCKET, builds_of, locks_held, state_variables
+from tests.support.platform.site import builds_of, locks_held
 from tests.support.platform.whole_platform import WholePlatform, platform_repository
 from tests.support.services.servers import (
     admit,

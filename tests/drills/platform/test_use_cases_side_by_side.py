@@ -5,7 +5,6 @@ nothing else. They are deployed by `falaj deploy`, and the loops run through the
 deployments on real workers.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
+from infra.bench.parts import newest_record
 from tasks.contracts.run import RunRecord
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.ledger import Ledger
@@ -53,9 +53,7 @@ class Shared:
         return Settings(home=self.home, feature_repo=self.repos[use_case])
 
     def record(self, use_case: str) -> RunRecord:
-        report = self.settings(use_case).reports / "latest" / "report.json"
-        facts = json.loads(report.read_text())
-        return RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields})
+        return newest_record(self.settings(use_case))
 
     def run_loops(self, *use_cases: str) -> None:
         """Run their deployments of the loop at one time; that of the first has a plain name."""

@@ -7,13 +7,15 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
+from infra.bench.elastic.hosts import ip, kill_all, run
+from infra.bench.parts import wait_until
 from tasks.kernel.settings import PROJECT_ROOT
 
 HOST = "10.91.77.1"
@@ -59,7 +61,7 @@ class Machine:
 
     def connect(self, to: str = "up") -> None:
         """Plug its network in, or out (`down`)."""
-        _must("-n", self.name, "link", "set", "eth0", to)
+        ip(self.name, f"link set eth0 {to}")
 
     def lose_power(self) -> None:
         """End all its processes, and let nobody hear of it: what they send then is lost."""
@@ -68,14 +70,7 @@ class Machine:
 
     def kill(self) -> None:
         """Reset it: all its processes end at once, and the system closes their connections."""
-        pids = subprocess.run(
-            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
-        )
-        found = [psutil.Process(int(p)) for p in pids.stdout.split() if psutil.pid_exists(int(p))]
-        for process in found:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(found, 30)
+        wait_until(partial(kill_all, self.name), f"all of {self.name} ends")
         for started in self.started:
             started.wait(30)
         self.started.clear()
@@ -88,21 +83,18 @@ def machines(*names: str) -> Iterator[list[Machine]]:
         pytest.skip("machines of their own need root and network namespaces")
     made: list[Machine] = []
     try:
-        _must("addr", "add", f"{HOST}/24", "dev", _BRIDGE)
-        _must("link", "set", _BRIDGE, "up")
+        run("ip", "addr", "add", f"{HOST}/24", "dev", _BRIDGE)
+        run("ip", "link", "set", _BRIDGE, "up")
         for number, name in enumerate(names, start=2):
             machine = Machine(name, Path(tempfile.mkdtemp(prefix=f"falaj-{name}-", dir="/var/tmp")))
             made.append(machine)
             outside = f"falaj-v{number}"
-            _must("netns", "add", name)
-            _must("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _must("link", "set", outside, "master", _BRIDGE, "up")
-            for words in (
-                ("addr", "add", f"10.91.77.{number}/24", "dev", "eth0"),
-                ("link", "set", "eth0", "up"),
-                ("link", "set", "lo", "up"),
-            ):
-                _must("-n", name, *words)
+            pair = ("type", "veth", "peer", "name", "eth0", "netns", name)
+            run("ip", "netns", "add", name)
+            run("ip", "link", "add", outside, *pair)
+            run("ip", "link", "set", outside, "master", _BRIDGE, "up")
+            own = f"addr add 10.91.77.{number}/24 dev eth0"
+            ip(name, own, "link set eth0 up", "link set lo up")
         yield made
     finally:
         for number, machine in enumerate(made, start=2):
@@ -116,8 +108,3 @@ def machines(*names: str) -> Iterator[list[Machine]]:
 
 def _ip(*words: str) -> int:
     return subprocess.run(["ip", *words], capture_output=True, check=False).returncode
-
-
-def _must(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import psycopg
 
+from infra.bench.operation.state import BUCKET, state_variables
 from infra.bench.processes import S3_KEY, RedisServer, postgres_server, redis_server, s3_server
 from infra.platform.config import DATABASE_URL, REDIS_URL
 from tests.support.host.clocks import Clock
@@ -29,7 +30,6 @@ FAR, NEAR = (
     for gib in (0, 65536)
 )
 LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-BUCKET, URL = "lake", "s3://lake/state"
 
 
 @dataclass
@@ -130,18 +130,3 @@ def builds_of(homes: Iterable[Path]) -> Counter[tuple[str, str]]:
     journals = [home / "artifacts" / "builds.jsonl" for home in homes]
     lines = [line for each in journals if each.exists() for line in each.read_text().splitlines()]
     return Counter((build["kind"], build["key"]) for build in map(json.loads, lines))
-
-
-def state_variables(s3: str, database: str, redis: str) -> dict[str, str]:
-    """What names a state on these servers."""
-    return {
-        "FALAJ_STATE": URL,
-        "FALAJ_DATABASE_URL": database,
-        "FALAJ_REGISTRY_URL": database.replace("postgresql:", "postgresql+psycopg:"),
-        "FALAJ_REDIS": redis,
-        "FALAJ_PROFILE": "server",
-        "AWS_ENDPOINT_URL": s3,
-        "AWS_ACCESS_KEY_ID": S3_KEY,
-        "AWS_SECRET_ACCESS_KEY": S3_KEY,
-        "AWS_REGION": "us-east-1",
-    }

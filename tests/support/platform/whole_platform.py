@@ -6,7 +6,8 @@ would.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,6 +158,30 @@ class WholePlatform(Platform):
         account.champion()
         self.check_all_ended()
 
+    def bring_to_its_end(self, loop: str, left_alone_s: float) -> str:
+        """Wait until a loop is completed; retry it as a person would where nothing else does.
+
+        Args:
+            left_alone_s: so long after a crash the watch does not start it again.
+
+        Returns:
+            How it was brought there.
+        """
+        by, crashed_since = "by itself", None
+        deadline = time.monotonic() + LIMIT_S
+        while (state := self.state_of(loop))["type"] != "COMPLETED":
+            assert time.monotonic() < deadline, f"loop {loop} is {state}"
+            if state["type"] != "CRASHED":
+                crashed_since = None
+            crashed_since = crashed_since or time.monotonic()
+            left_alone = time.monotonic() - crashed_since > left_alone_s
+            if state["type"] == "FAILED" or (state["type"] == "CRASHED" and left_alone):
+                code, said = self.run("--on-platform", "retry", loop)
+                assert code == 0, said
+                by = f"by command, after: {state['message']}"
+            time.sleep(0.5)
+        return f"{by}, attempts {state['run_count']}"
+
     def orphans(self) -> list[str]:
         """What lives, names the folder, and belongs neither to the supervisor nor to a live run."""
         pid = supervisor_pid(self.files)
@@ -166,6 +191,15 @@ class WholePlatform(Platform):
             for process in self.processes()
             if process.pid not in known and lives(process)
         ]
+
+
+def what_stays(left: Callable[[], object], what: str, limit_s: float) -> list[str]:
+    """What is still left after so long, in words; empty where nothing is."""
+    try:
+        wait_until(lambda: not left(), what, limit_s)
+    except TimeoutError:
+        return [f"{what}: {left()}"]
+    return []
 
 
 def _is_guard(process: psutil.Process) -> bool:

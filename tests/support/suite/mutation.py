@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.bench.results import CHANGED, checked_out
+from infra.bench.results import checked_out
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "tests/support/suite/mutation.toml"
@@ -144,7 +144,7 @@ def prepare(name: str, rule: Rule) -> Path:
     """Copy the tracked files, with mutmut's settings; a copy of this commit is kept."""
     folder, commit = ENVIRONMENT / "work" / name, checked_out()
     mark = folder / "commit"
-    if mark.exists() and mark.read_text() == commit and not commit.endswith(CHANGED):
+    if mark.exists() and mark.read_text() == commit and not commit.endswith("-dirty"):
         return folder
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     names = [each for each in listed.stdout.decode().split("\0") if (ROOT / each).is_file()]

@@ -3,46 +3,38 @@
 import numpy as np
 import pytest
 
-from infra.bench.features.drift_peers import (
-    KINDS,
-    MAX_RATE,
-    Detector,
-    alarm_rate,
-    compared,
-    first_new,
-    limit_at,
-)
+from infra.bench.features import drift_peers
 from infra.bench.figures import Figure
 
 
 def test_a_stream_is_at_risk_until_its_first_false_alarm() -> None:
     calm, alarmed = [False] * 50, [False] * 9 + [True] * 41
-    assert alarm_rate([calm, alarmed]) == pytest.approx(1 / 60)
-    assert alarm_rate([calm, calm]) == 0
+    assert drift_peers.alarm_rate([calm, alarmed]) == pytest.approx(1 / 60)
+    assert drift_peers.alarm_rate([calm, calm]) == 0
 
 
 def test_the_limit_is_the_lowest_that_keeps_to_the_rate() -> None:
     draw = np.random.default_rng(0)
     streams = [draw.normal(size=50) for _ in range(8)]
-    limit = limit_at(streams)
+    limit = drift_peers.limit_at(streams)
     lower = max(value for value in np.concatenate(streams) if value < limit)
-    assert alarm_rate([each > limit for each in streams]) <= MAX_RATE
-    assert alarm_rate([each > lower for each in streams]) > MAX_RATE
+    assert drift_peers.alarm_rate([each > limit for each in streams]) <= drift_peers.MAX_RATE
+    assert drift_peers.alarm_rate([each > lower for each in streams]) > drift_peers.MAX_RATE
 
 
 def test_an_alarm_that_there_is_without_the_change_too_notices_nothing() -> None:
-    assert first_new([False, True, True], [False, True, False]) == 3
-    assert first_new([True, True], [True, True, True]) is None
+    assert drift_peers.first_new([False, True, True], [False, True, False]) == 3
+    assert drift_peers.first_new([True, True], [True, True, True]) is None
 
 
 def test_only_a_detector_that_keeps_to_the_bound_of_false_alarms_is_compared_with() -> None:
     ours, slow, rash = (
-        Detector(name, rate, [days] * len(KINDS))
+        drift_peers.Detector(name, rate, [days] * len(drift_peers.KINDS))
         for name, rate, days in (("ours", 0.0, 4), ("slow", 0.01, 8), ("rash", 0.05, 1))
     )
-    measured = compared("flights", ours, [slow, rash])
+    measured = drift_peers.compared("flights", ours, [slow, rash])
     alarms, delay = (each for each in measured if isinstance(each, Figure))
     assert delay.value == 0.5
     assert "1 of 2 other detectors" in alarms.evidence
-    measured = compared("flights", rash, [slow])
+    measured = drift_peers.compared("flights", rash, [slow])
     assert not any(each.holds for each in measured if isinstance(each, Figure))

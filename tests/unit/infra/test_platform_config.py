@@ -57,6 +57,7 @@ from tasks.kernel.settings import Settings, platform_address
 
 PASSWORD = "admin:a-secret-that-nobody-may-see"
 WORD = ("admin", "word")
+ANY_FREE = PlatformConfig(port=0, mlflow_port=0, serving_port=0, serving_grpc_port=0)
 
 
 @pytest.fixture
@@ -108,15 +109,14 @@ def test_the_command_line_goes_over_the_file_and_what_it_does_not_say_stays(tmp_
 
 
 def test_a_taken_port_is_refused_and_any_free_one_is_kept(files: PlatformFiles) -> None:
-    any_free = PlatformConfig(port=0, mlflow_port=0, serving_port=0, serving_grpc_port=0)
-    require_free_ports(any_free)
-    chosen = choose_ports(any_free, files)
+    require_free_ports(ANY_FREE)
+    chosen = choose_ports(ANY_FREE, files)
     assert len({*chosen.values()}) == 4
-    assert choose_ports(any_free, files) == chosen
+    assert choose_ports(ANY_FREE, files) == chosen
     with socket.create_server(("127.0.0.1", chosen["prefect"])):
         with pytest.raises(ConfigurationError, match="--port 0"):
-            require_free_ports(any_free.model_copy(update={"port": chosen["prefect"]}))
-        again = choose_ports(any_free, files)
+            require_free_ports(ANY_FREE.model_copy(update={"port": chosen["prefect"]}))
+        again = choose_ports(ANY_FREE, files)
     assert again["prefect"] != chosen["prefect"]
     assert again["mlflow"] == chosen["mlflow"]
     assert choose_ports(PlatformConfig(port=4242), files)["prefect"] == 4242
@@ -318,8 +318,7 @@ def test_ports_that_another_version_has_kept_are_chosen_anew(
     files: PlatformFiles, old: str
 ) -> None:
     files.ports.write_text(old)
-    any_free = PlatformConfig(port=0, mlflow_port=0, serving_port=0, serving_grpc_port=0)
-    assert all(choose_ports(any_free, files).values())
+    assert all(choose_ports(ANY_FREE, files).values())
 
 
 def test_a_supervisor_in_the_foreground_is_configured_by_the_file_of_its_variable(

@@ -154,10 +154,11 @@ def test_a_killed_platform_is_told_from_one_that_was_stopped(tmp_path: Path) -> 
     assert health.read_status(files).phase == "down"
 
 
-def test_a_pool_that_a_person_paused_or_that_is_not_there_is_wrong() -> None:
-    def pool(name: str, *, paused: bool) -> health.PoolStatus:
-        return health.PoolStatus(name=name, type="process", paused=paused, online=1)
+def pool(name: str, *, paused: bool) -> health.PoolStatus:
+    return health.PoolStatus(name=name, type="process", paused=paused, online=1)
 
+
+def test_a_pool_that_a_person_paused_or_that_is_not_there_is_wrong() -> None:
     pools = [pool("cpu", paused=True), pool("down", paused=True), pool("other", paused=False)]
     absent, paused = health.pool_faults(pools, ["coordinator", "cpu"], ["down"])
     assert "'coordinator'" in absent
@@ -250,13 +251,8 @@ def test_a_file_is_no_state_folder(tmp_path: Path, command: str) -> None:
 
 
 def test_the_status_shows_each_pool_with_its_workers_and_whether_it_is_paused() -> None:
-    pools = [
-        health.PoolStatus(name=n, type="process", paused=p, online=1)
-        for n, p in (("cpu", False), ("gpu", True))
-    ]
-    shown = health.table(
-        health.Status(running=True, phase="up", home=Path("home"), pools=tuple(pools))
-    )
+    pools = (pool("cpu", paused=False), pool("gpu", paused=True))
+    shown = health.table(health.Status(running=True, phase="up", home=Path("home"), pools=pools))
     lines = shown[shown.index("Pool") :].splitlines()[:3]
     assert [line.split(maxsplit=2) for line in lines] == [
         ["Pool", "Workers", "State"],
