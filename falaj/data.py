@@ -262,9 +262,9 @@ def export(
     if labels:
         facts["labels"] = joined
         lines.append(
-            f"{'Labels':<10}{joined.labelled:,} rows have one, {joined.unlabelled:,} none; "
-            f"{joined.corrected:,} were corrected, {joined.conflicting:,} contradict each other, "
-            f"{joined.unmatched:,} matched no row"
+            f"{'Labels':<10}{joined.labelled:,} rows have one, "
+            f"{joined.rows - joined.labelled:,} none; {joined.corrected:,} were corrected, "
+            f"{joined.conflicting:,} contradict each other, {joined.unmatched:,} matched no row"
         )
     return Shown(facts, lines)
 

@@ -206,10 +206,7 @@ def read_serving_config(repo: Path) -> ServingConfig:
         ConfigurationError: the file is no YAML, or says something that cannot be.
     """
     file = repo / SERVING_FILE
-    try:
-        return checked_config(read_yaml(file, str(file)), str(file))
-    except FileNotFoundError:
-        return ServingConfig()
+    return checked_config(read_yaml(file, str(file)) if file.exists() else {}, str(file))
 
 
 def registered_model(settings: Settings) -> str:

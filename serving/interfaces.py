@@ -9,6 +9,7 @@ Everything here is called on the event loop's thread and must not wait, coroutin
 What travels in a serving process: a call, its answer, and the batch that both were part of.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,16 @@ def num_rows_of(arrays: Mapping[str, Array]) -> int:
     return int(np.shape(next(iter(arrays.values())))[0])
 
 
+def settle(future: asyncio.Future[Any], outcome: object) -> None:
+    """Give a future what came of its work, unless nobody waits any more."""
+    if future.done():
+        return
+    if isinstance(outcome, ServingError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
 Done = Callable[[Call, Answer | ServingError], None]
 """Takes the outcome of a call: once for each call, later than its submission, on the loop."""
 Headers = Sequence[tuple[bytes, bytes]]
@@ -186,8 +197,8 @@ class Principal:
 class Guard(Protocol):
     """Knows clients by what they present, and what each may do how often."""
 
-    def recognise(self, headers: Headers, address: str) -> None:
-        """See that somebody asks whom this server knows, before what they ask has arrived.
+    def recognise(self, headers: Headers, address: str) -> Principal:
+        """Who asks, whom this server knows, before what they ask has arrived.
 
         Raises:
             UnauthorizedError: nothing, or nothing valid, was presented.

@@ -74,7 +74,7 @@ class Authorizer:
         """Status, text and headers: 200 lets it pass, with headers for the server behind."""
         subject, asked = None, access_table().asked(call.method, call.path)
         try:
-            config = self._sign_in()
+            config = _sign_in(self._home, file_state(identity.sign_in_file(self._home)))
             subject, session = self._caller(call, config)
             if subject.name in identity.switched_off(self._home):
                 raise ConfigurationError("the account is switched off")
@@ -93,12 +93,6 @@ class Authorizer:
             return 403, f"{exc}\n", {}
         except FalajError as exc:  # the journal cannot be written
             return 503, f"{exc}\n", {}
-
-    def _sign_in(self) -> identity.SignIn:
-        config = _read_sign_in(self._home, file_state(identity.sign_in_file(self._home)))
-        if config is None:
-            raise ConfigurationError("nobody can sign in here")
-        return config
 
     def _caller(self, call: Call, config: identity.SignIn) -> tuple[identity.Subject, object]:
         """Who asks, and what is the same for all requests of one sign-in."""
@@ -159,9 +153,12 @@ class Authorizer:
 
 
 @lru_cache(maxsize=1)
-def _read_sign_in(home: Path, _: object) -> identity.SignIn | None:
-    """Read again where the state of its file is another."""
-    return identity.read_sign_in(home)
+def _sign_in(home: Path, _: object) -> identity.SignIn:
+    """How people sign in, read again where the state of its file is another."""
+    config = identity.read_sign_in(home)
+    if config is None:
+        raise ConfigurationError("nobody can sign in here")
+    return config
 
 
 def _facts(call: Call, subject: identity.Subject | None, asked: Asked | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tasks.governance.identity import SignIn, read_sign_in, sign_in_file
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml, write_atomically
 from tasks.kernel.settings import USE_CASE_NAME
-from tasks.kernel.values import Contract, Described, checked
+from tasks.kernel.values import Contract, Described, checked, seen_from
 
 HostPort = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 Listening = Annotated[HostPort, Address("predictions", prefix="https://")]
@@ -221,7 +221,7 @@ def read_plan(home: Path) -> GatewayPlan:
         ConfigurationError: files are absent or wrong.
     """
     files = GatewayFiles(home)
-    config = _relative_to(files.folder, _read(files.config_file))
+    config = seen_from(files.folder, _read(files.config_file))
     file = files.security_file
     security = read_security(file) if file.exists() else SecurityConfig()
     if security.anonymous:
@@ -255,12 +255,6 @@ def announced_servers(home: Path) -> dict[str, tuple[str, ...]]:
         name: tuple(str(one[name]).rpartition("/")[2] for one in read if one.get(name))
         for name in ("http", "grpc", "admin")
     }
-
-
-def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:
-    """Paths in the file are relative to its folder."""
-    paths = {n: getattr(config, n) for n in ("certificate", "key", "client_ca")}
-    return config.model_copy(update={n: folder / path for n, path in paths.items() if path})
 
 
 def _read(file: Path) -> GatewayConfig:

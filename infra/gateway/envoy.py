@@ -79,7 +79,7 @@ class Admin:
     """The administration of the Envoy of a folder, or its authorizer, on an owner's socket."""
 
     def __init__(self, folder: Path, socket_name: str = ADMIN_SOCKET) -> None:
-        self._folder, self._socket = folder, socket_name
+        self._socket = folder / socket_name
 
     def get(self, path: str, method: str = "GET") -> bytes:
         """A response's body; another method than GET changes something.
@@ -87,13 +87,14 @@ class Admin:
         Raises:
             TransientError: no Envoy answers there, or it would not.
         """
-        connection = _Connection(self._folder, self._socket)
+        connection = http.client.HTTPConnection("localhost")
         try:
+            _connect(connection, self._socket)
             connection.request(method, path)
             answer = connection.getresponse()
             body = answer.read()
         except (OSError, http.client.HTTPException) as exc:
-            raise TransientError(f"no Envoy answers in {self._folder}: {exc}") from exc
+            raise TransientError(f"no Envoy answers in {self._socket.parent}: {exc}") from exc
         finally:
             connection.close()
         if answer.status not in (200, 503):
@@ -136,21 +137,15 @@ def _errors(value: object) -> Iterator[str]:
             yield from _errors(item)
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a socket in a folder, whose path may be longer than the 108 bytes of an address."""
-
-    def __init__(self, folder: Path, socket_name: str) -> None:
-        super().__init__("localhost", timeout=5.0)
-        self._folder, self._socket = folder, socket_name
-
-    def connect(self) -> None:
-        descriptor = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            self.sock = socket.socket(socket.AF_UNIX)
-            self.sock.settimeout(self.timeout)
-            self.sock.connect(f"/proc/self/fd/{descriptor}/{self._socket}")
-        finally:
-            os.close(descriptor)
+def _connect(connection: http.client.HTTPConnection, file: Path) -> None:
+    """Lead a connection to a socket, whose path may be longer than the 108 bytes of an address."""
+    descriptor = os.open(file.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(5.0)
+        connection.sock.connect(f"/proc/self/fd/{descriptor}/{file.name}")
+    finally:
+        os.close(descriptor)
 
 
 def run_envoy(plan: GatewayPlan, watch: Callable[[], object] = lambda: None) -> int:

@@ -27,7 +27,7 @@ from serving.engine.queues import (
 )
 from serving.engine.versions import Backend, LoadedVersion
 from serving.errors import BackendError, NotReadyError, OverloadedError, ServingError, TooLargeError
-from serving.interfaces import Answer, Call, Done, Observer, ServedBatch
+from serving.interfaces import Answer, Call, Done, Observer, ServedBatch, settle
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.05
@@ -375,14 +375,14 @@ class Dispatcher:
     async def _heal(self, version: LoadedVersion, backend: Backend) -> None:
         """Ask a backend that failed whether it is well, at longer and longer times, until it is."""
         circuit = backend.circuit
-        while True:
+        while not circuit.closed:
             await asyncio.sleep(max(0.0, circuit.retry_at - time.monotonic()))
             if self._ended or version.closed:
                 return
             answer: asyncio.Future[bool] = self._loop.create_future()
 
             def ask(answer: asyncio.Future[bool] = answer) -> None:
-                self._call_soon(_resolve, answer, backend.is_well())
+                self._call_soon(settle, answer, backend.is_well())
 
             try:
                 self._occupy(version, backend, ask)
@@ -400,8 +400,6 @@ class Dispatcher:
                 circuit.failed(circuit.reason, time.monotonic())
             self._wake()
             self._release(version)
-            if is_well:
-                return
 
     def _start_healing(self, version: LoadedVersion, backend: Backend) -> None:
         task = self._loop.create_task(self._heal(version, backend))
@@ -464,11 +462,6 @@ class Dispatcher:
         version.uses -= 1
         if not version.uses and version.closing:
             self.idle(version)
-
-
-def _resolve(answer: asyncio.Future[bool], is_well: bool) -> None:
-    if not answer.done():  # cancelled: the engine was closed meanwhile
-        answer.set_result(is_well)
 
 
 def _first_working(version: LoadedVersion) -> Backend | None:

@@ -210,7 +210,7 @@ class ModelEngine:
         async with state.lock:
             loaded = await self._loaded(state, key)
             if version is None:
-                state.apply({"stable": loaded})
+                state.apply({"stable": loaded.version})
             else:
                 state.pinned.add(loaded.version)
         return next(one for one in state.states() if one.version == loaded.version)
@@ -252,12 +252,15 @@ class ModelEngine:
         numbers = {number for number in tracks.values() if number is not None}
         if not state.num_pointing and numbers <= state.versions.keys():
             # Nothing is to be loaded, so going back waits for no other version that is.
-            state.apply({track: state.versions[n] if n else None for track, n in tracks.items()})
+            state.apply(tracks)
             return
         state.num_pointing += 1
         try:
-            async with state.lock:
-                await self._point(state, tracks)
+            async with state.lock:  # all are loaded first, then all tracks change in one turn
+                for number in sorted(numbers - state.versions.keys()):
+                    key = await self._asked(self._catalogue.by_number, model, number)
+                    await self._loaded(state, key, numbers)
+                state.apply(tracks)
         finally:
             state.num_pointing -= 1
 
@@ -270,14 +273,6 @@ class ModelEngine:
                 model, configured.goal_ms, self._limits, self._dispatcher
             )
         return found
-
-    async def _point(self, state: ServedVersions, tracks: Mapping[Track, str | None]) -> None:
-        """Load all versions first, then change all tracks in one turn of the loop."""
-        numbers = {number for number in tracks.values() if number is not None}
-        for number in sorted(numbers - state.versions.keys()):
-            key = await self._asked(self._catalogue.by_number, state.name, number)
-            await self._loaded(state, key, numbers)
-        state.apply({track: state.versions[n] if n else None for track, n in tracks.items()})
 
     async def _loaded(
         self, state: ServedVersions, key: VersionKey, wanted: Collection[str] = ()
@@ -400,7 +395,8 @@ class ModelEngine:
         if track is not None:
             try:
                 async with state.lock:
-                    state.apply({track: await self._loaded(state, key)})
+                    await self._loaded(state, key)
+                    state.apply({track: key.version})
             except ServingError as exc:
                 logger.warning("%s stays as it is: %s", model.name, exc)
                 return

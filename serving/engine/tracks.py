@@ -71,15 +71,17 @@ class ServedVersions:
             raise NotReadyError(self._why_not(track))
         return found
 
-    def apply(self, changes: Mapping[Track, LoadedVersion | None]) -> None:
-        """Change tracks, all in this turn of the loop; what waits is answered by the new version.
+    def apply(self, changes: Mapping[Track, str | None]) -> None:
+        """Change tracks to loaded versions, all in this turn of the loop; None empties one.
 
+        What waits is answered by the new version.
         Where a track's versions differ in what they take, what waits is answered by the former one.
         """
         leaving = self.tracks()["stable"]
         for track in TRACKS:
             if track in changes:
-                self._point(track, changes[track])
+                number = changes[track]
+                self._point(track, self.versions[number] if number else None)
         if leaving is not None and self.tracks()["stable"] != leaving:
             self.former = leaving
         for number in self.versions.keys() - self._used() - self.pinned - {self.former}:
@@ -155,8 +157,7 @@ class ServedVersions:
                 f"{self.name} version {number} is not loaded here; loaded are "
                 f"{', '.join(sorted(self.versions)) or 'none'}. Load it first"
             )
-        queue = self._new_queue(version, track)
-        self._explicit[number, track] = queue
+        queue = self._explicit[number, track] = self._new_queue(version, track)
         return queue
 
     def _point(self, track: Track, version: LoadedVersion | None) -> None:

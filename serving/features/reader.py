@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from serving.config import EntityConfig
 from serving.errors import NotReadyError, UnknownModelError
-from serving.features.reads import RETRY_AFTER_S, EntityFeatures, Resolved, SharedReads
+from serving.features.reads import RETRY_AFTER_S, Resolved, SharedReads
 from serving.features.recipe import Origins, Recipe, checked_columns, open_recipe, registry_origins
 from serving.interfaces import Track, VersionState
 from serving.repeated import Repeated
@@ -157,11 +157,6 @@ class FeastEntityReader:
         columns, num_rows = checked_columns(recipe, entities, self._config.max_rows)
         return await self._reads.read(recipe, columns, num_rows)
 
-    def report(self, features: Any) -> Mapping[str, Any]:
-        """What was read, for the answer: values, view versions, ages, states. JSON-ready."""
-        assert isinstance(features, EntityFeatures)
-        return features.report()
-
     def counters(self) -> dict[str, Any]:
         """Counters since the start, and how fresh each view was found; for metrics."""
         freshness: Counter[tuple[str, str]] = Counter()
@@ -171,7 +166,7 @@ class FeastEntityReader:
                     freshness.update({(view, state): rows for state, rows in counts.items()})
         return {
             **self._reads.counted,
-            "waiting": self._reads.num_waiting,
+            "waiting": len(self._reads.waiting),
             "refused": dict(self._reads.refused),
             "failed_looks": self._following.num_failed,
             "freshness": dict(freshness),

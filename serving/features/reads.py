@@ -18,6 +18,7 @@ import numpy as np
 
 from serving import errors
 from serving.features.recipe import Recipe, build_inputs
+from serving.interfaces import settle
 from tasks.features.online.answer import LABELS, NEVER, OnlineAnswer
 from tasks.kernel.errors import DataContractError, FalajError, StaleFeaturesError, TransientError
 
@@ -115,6 +116,7 @@ class SharedReads:
         moment: of a read that begins now; None for the wall clock.
 
     Attributes:
+        waiting: requests whose read has not begun.
         counted: requests, rows, reads, and requests that shared a read with another one.
         refused: requests by the word of the refusal.
     """
@@ -122,15 +124,10 @@ class SharedReads:
     def __init__(self, max_rows: int, moment: Callable[[], datetime | None]) -> None:
         self._max_rows, self._moment = max_rows, moment
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="entity-reads")
-        self._waiting: deque[Waiting] = deque()
+        self.waiting: deque[Waiting] = deque()
         self._reading: asyncio.Task[None] | None = None
         self.counted = dict.fromkeys(("requests", "rows", "reads", "shared"), 0)
         self.refused: Counter[str] = Counter()
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests whose read has not begun."""
-        return len(self._waiting)
 
     async def stop(self) -> None:
         """End after the reads that wait."""
@@ -147,22 +144,22 @@ class SharedReads:
             OverloadedError: as many wait as may.
             ServingError: as `FeastEntityReader.resolve` says.
         """
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self.waiting) >= MOST_WAITING:
             self.refused["overloaded"] += 1
             raise errors.OverloadedError(
-                f"{len(self._waiting)} requests wait for features, as many as may. Nothing was "
+                f"{len(self.waiting)} requests wait for features, as many as may. Nothing was "
                 f"read; come again in {RETRY_AFTER_S:g} s",
                 RETRY_AFTER_S,
             )
         waiting = Waiting(recipe, columns, num_rows, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        self.waiting.append(waiting)
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_all(), name="entity-reads")
         return await waiting.future
 
     async def _read_all(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
+        while self.waiting:
             if not (group := self._next()):
                 continue
             outcomes = await loop.run_in_executor(self._thread, self._answers, group)
@@ -173,26 +170,21 @@ class SharedReads:
             for waiting, outcome in zip(group, outcomes, strict=True):
                 if isinstance(outcome, errors.ServingError):
                     self.refused[outcome.reason] += 1
-                if waiting.future.done():
-                    continue  # nobody waits any more
-                if isinstance(outcome, errors.ServingError):
-                    waiting.future.set_exception(outcome)
-                else:
-                    waiting.future.set_result(outcome)
+                settle(waiting.future, outcome)
 
     def _next(self) -> list[Waiting]:
         """Requests of one version that one read answers; those that were given up are let go."""
-        recipe, rows = self._waiting[0].recipe, 0
+        recipe, rows = self.waiting[0].recipe, 0
         group: list[Waiting] = []
         others: list[Waiting] = []
-        while self._waiting and rows < self._max_rows:
-            waiting = self._waiting.popleft()
+        while self.waiting and rows < self._max_rows:
+            waiting = self.waiting.popleft()
             if waiting.recipe is not recipe:
                 others.append(waiting)
             elif not waiting.future.done():
                 group.append(waiting)
                 rows += waiting.num_rows
-        self._waiting.extendleft(reversed(others))
+        self.waiting.extendleft(reversed(others))
         return group
 
     # On the thread

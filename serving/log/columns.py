@@ -15,7 +15,6 @@ from tasks.predictions import schema as log
 from tasks.predictions.config import MAX_ANSWER_VALUES, PredictionLogConfig
 
 Columns = dict[str, pa.Array]
-MOMENT = log.FIXED.field(log.EVENT_TIME).type
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Layout:
         waited = [r.moment - r.call.arrived for r in refusals]
         moments = [round((r.at - late) * 1e6) for r, late in zip(refusals, waited, strict=True)]
         columns: Columns = {
-            log.EVENT_TIME: pa.array(moments, pa.int64()).cast(MOMENT),
+            log.EVENT_TIME: pa.array(moments, pa.int64()).cast(log.MOMENT_TYPE),
             log.REQUEST_ID: pa.array([call.request_id for call in calls], pa.string()),
             log.REQUEST_ROW: pa.array(np.zeros(len(calls), np.int32)),
             log.MODEL: pa.array([call.model for call in calls], pa.string()),
@@ -203,7 +202,7 @@ def _times(batches: Sequence[ServedBatch], rows: Array, spread: _Spread) -> Colu
     event_us = np.rint((finished_at[of_call] - waited) * 1e6).astype(np.int64)
     compute_us = np.rint((finished - started) * 1e6).astype(np.int64)
     return {
-        log.EVENT_TIME: pa.array(spread.numbers(event_us)).cast(MOMENT),
+        log.EVENT_TIME: pa.array(spread.numbers(event_us)).cast(log.MOMENT_TYPE),
         log.LATENCY_US: pa.array(spread.numbers(np.rint(waited * 1e6).astype(np.int64))),
         log.COMPUTE_US: pa.array(np.repeat(compute_us, rows)),
         log.BATCH_ROWS: pa.array(np.repeat(rows, rows).astype(np.int32)),

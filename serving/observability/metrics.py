@@ -193,10 +193,6 @@ class Metrics(Collector):
         """Content type and text."""
         return CONTENT_TYPE_LATEST, generate_latest(self._registry)
 
-    def describe(self) -> Iterator[Metric]:
-        """Nothing beforehand: sources are not asked before somebody wants to know."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """All families, of one moment."""
         series = list(self._counting.series.items())

@@ -80,9 +80,8 @@ class Observability:
         self.counting = Counting(lambda model: any(state.name == model for state in states()))
         self._tracing = Tracing(config.traces)
         self._metrics = Metrics(self.counting, states, self._sources)
-        self._keeping = Repeated("noting the status", STEP_S, self._keep)
-        self._points: deque[Point] = deque(maxlen=round(RECENT_S / STEP_S))
-        self.note()
+        self._keeping = Repeated("noting the status", STEP_S, self._note)
+        self._points = deque([self._now()], round(RECENT_S / STEP_S))
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -110,10 +109,7 @@ class Observability:
     def _json(self) -> tuple[str, bytes]:
         return "application/json", json.dumps(self.read(), allow_nan=False).encode()
 
-    async def _keep(self) -> None:
-        self.note()
-
-    def note(self) -> None:
+    async def _note(self) -> None:
         """Keep the counters as they are, to compare later ones with."""
         self._points.append(self._now())
 

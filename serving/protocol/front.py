@@ -25,6 +25,7 @@ from serving.interfaces import (
     Observer,
     Track,
     num_rows_of,
+    settle,
 )
 from serving.protocol.answers import known_error
 from serving.protocol.messages import InferRequest, parse_request, sent_inputs
@@ -39,6 +40,8 @@ _INFER = re.compile(r"/v2/models/([^/]{1,300})(?:/versions/([^/]{1,300}))?/infer
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_KNOWN = 1024
+now = time.monotonic
+"""The clock of `Call.arrived` and `Call.deadline`."""
 
 
 @lru_cache(_MOST_KNOWN)
@@ -80,6 +83,10 @@ class Front:
     buffered: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _plans: dict[tuple[str, str | None, Track], ModelPlan] = field(default_factory=dict)
+
+    def is_ready(self, *names: str | None) -> bool:
+        """Whether all models answer, or one, or a version of it; none once the process ends."""
+        return not self.stopping and self.engine.is_ready(*names)
 
     def plan(self, call: Call) -> ModelPlan:
         """How requests to the model of a call are read now.
@@ -179,9 +186,7 @@ class Front:
 
     def parameters_of(self, call: Call) -> Mapping[str, Any] | None:
         """What the answer says of the features that were read; None where none were."""
-        if call.entities is None or self.entities is None:
-            return None
-        return {"features": self.entities.report(call.features)}
+        return None if call.features is None else {"features": call.features.report()}
 
     async def computed(self, call: Call) -> Answer:
         """The engine's answer.
@@ -190,16 +195,7 @@ class Front:
             ServingError: the engine refused the call or failed on it.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def done(call: Call, outcome: Answer | errors.ServingError) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, errors.ServingError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        self.engine.submit(call, done)
+        self.engine.submit(call, lambda _, outcome: settle(future, outcome))
         return await future
 
     def admit(
@@ -275,8 +271,3 @@ class Front:
 def capped(asked_s: float | None, most_s: float) -> float:
     """Time that a request gets; 0 and None leave it to the server."""
     return min(asked_s, most_s) if asked_s else most_s
-
-
-def now() -> float:
-    """The clock of `Call.arrived` and `Call.deadline`."""
-    return time.monotonic()

@@ -193,11 +193,11 @@ def repository_index(engine: ModelEngine, only_ready: bool) -> list[dict[str, st
     ]
 
 
-def refuse_unknown(engine: ModelEngine, model: str, version: str | None) -> None:
-    """Refuse a model or version that nothing is known of.
+def known_states(engine: ModelEngine, model: str, version: str | None = None) -> list[VersionState]:
+    """States of a model of which, and of whose version, something is known.
 
     Raises:
-        UnknownModelError: there is none.
+        UnknownModelError: nothing is.
     """
     states = [state for state in engine.states() if state.name == model]
     if not states:
@@ -205,6 +205,7 @@ def refuse_unknown(engine: ModelEngine, model: str, version: str | None) -> None
     if version is not None and version not in (state.version for state in states):
         there = ", ".join(state.version for state in states)
         raise UnknownModelError(f"model {model!r} has no version {version!r} here; it has {there}")
+    return states
 
 
 def admin_state(engine: ModelEngine, model: str) -> dict[str, Any]:
@@ -213,8 +214,7 @@ def admin_state(engine: ModelEngine, model: str) -> dict[str, Any]:
     Raises:
         UnknownModelError: there is no such model.
     """
-    refuse_unknown(engine, model, None)
-    states = [state for state in engine.states() if state.name == model]
+    states = known_states(engine, model)
     slots = {t: next((s.version for s in states if t in s.tracks), None) for t in TRACKS}
     versions = [version_state(state) for state in states]
     return {"name": model, "ready": engine.is_ready(model), "slots": slots, "versions": versions}

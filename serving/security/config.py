@@ -2,19 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.values import checked, is_loopback
+from tasks.kernel.values import checked, is_loopback, seen_from
 
 GRANT = r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$"
 Grant = Annotated[str, Field(pattern=GRANT)]
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
-Model = TypeVar("Model", bound=BaseModel)
 Roles = Mapping[str, frozenset[str]]
 MOST_KNOWN = 20_000
 """Principals, refused credentials and buckets that are remembered: some megabytes."""
@@ -190,15 +189,13 @@ def read_security(file: Path) -> SecurityConfig:
 def _seen_from(config: SecurityConfig, folder: Path) -> SecurityConfig:
     """The same with each relative path, at any depth, in this folder."""
 
-    def seen(model: Model) -> Model:
-        paths = {n: folder / v for n, v in model if isinstance(v, Path)}
-        if isinstance(model, IssuerConfig) and not model.is_remote:
-            paths["keys"] = str(folder / model.keys)  # type: ignore[assignment]
-        return model.model_copy(update=paths)
+    def seen(issuer: IssuerConfig) -> IssuerConfig:
+        keys = issuer.keys if issuer.is_remote else str(folder / issuer.keys)
+        return seen_from(folder, issuer).model_copy(update={"keys": keys})
 
     issuers = tuple(map(seen, config.issuers))
-    tls = None if config.tls is None else seen(config.tls)
-    return seen(config).model_copy(update={"issuers": issuers, "tls": tls})
+    tls = None if config.tls is None else seen_from(folder, config.tls)
+    return seen_from(folder, config).model_copy(update={"issuers": issuers, "tls": tls})
 
 
 def roles_of(grants: tuple[str, ...] | list[str]) -> Roles:

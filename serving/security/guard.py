@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from serving.config import ServingConfig
@@ -65,9 +64,6 @@ class Buckets:
     clock: Callable[[], float] = time.monotonic
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
     def take(self, name: str) -> float:
         """Take one request; 0.0 where it was there, else the seconds until there is one."""
         now = self.clock()
@@ -120,20 +116,6 @@ KNOWN_S = 60.0
 """A principal that was verified is believed for so long."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A principal that was verified.
-
-    Attributes:
-        until: on the guard's clock.
-        name: of its bucket; tenants may have subjects of the same name.
-    """
-
-    principal: Principal
-    until: float
-    name: str
-
-
 class SecurityGuard:
     """Bearer tokens, API keys and certificates, checked once and remembered for a while.
 
@@ -166,24 +148,17 @@ class SecurityGuard:
         special = {n if "/" in n else f"/{n}": rate for n, rate in limits.by_subject.items()}
         self._requests = Buckets(limits.client, MOST_KNOWN, special, clock)
         self._failures = Buckets(FAILURES, MOST_KNOWN, clock=clock)
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        """Who was verified, by digest, and until when on the clock that counts."""
         self._tokens = TokenReader(config.issuers, config.grants, self.forget)
         self._keys = KeyRing(config.api_keys, self.forget) if config.api_keys else None
         self._looked = clock()
-        self._anonymous = _anonymous(config)
+        roles = roles_of(config.anonymous)
+        self._anonymous = Principal("anonymous", "", roles, math.inf) if roles else None
 
     def forget(self) -> None:
         """Ask everybody again."""
         self._known = OrderedDict()
-
-    def recognise(self, headers: Headers, address: str) -> None:
-        """See that somebody asks whom this server knows.
-
-        Raises:
-            UnauthorizedError: nothing, or nothing valid, was presented.
-            TooManyRequestsError: too much that is not valid came from this address.
-        """
-        self._recognised(headers, address)
 
     def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
         """Who asks, if that is allowed now.
@@ -193,19 +168,25 @@ class SecurityGuard:
             ForbiddenError: role or tenant do not allow it.
             TooManyRequestsError: more often than allowed; says when to come again.
         """
-        known = self._recognised(headers, address)
+        found = self.recognise(headers, address)
         is_copy = self._config.behind_edge and COPY in headers
-        wait_s = 0.0 if is_copy else self._requests.take(known.name)
+        # Tenants may have subjects of the same name.
+        wait_s = 0.0 if is_copy else self._requests.take(f"{found.tenant}/{found.subject}")
         if wait_s:
             raise TooManyRequestsError(
-                f"{known.principal.subject} asks more often than it may; come again in "
-                f"{wait_s:.2f} s",
+                f"{found.subject} asks more often than it may; come again in {wait_s:.2f} s",
                 retry_after_s=wait_s,
             )
-        self._check(known.principal, action, model)
-        return known.principal
+        self._check(found, action, model)
+        return found
 
-    def _recognised(self, headers: Headers, address: str) -> _Known:
+    def recognise(self, headers: Headers, address: str) -> Principal:
+        """Who asks, whom this server knows.
+
+        Raises:
+            UnauthorizedError: nothing, or nothing valid, was presented.
+            TooManyRequestsError: too much that is not valid came from this address.
+        """
         now = self._clock()
         if now - self._looked >= REFRESH_LOOK_S:
             self._looked = now
@@ -219,8 +200,8 @@ class SecurityGuard:
             raise UnauthorizedError("nothing was presented; send a bearer token or an API key")
         kind, value = presented
         digest = sha256(kind + value).digest()
-        known = self._known.get(digest)
-        if known is not None and now < known.until:
+        known, until = self._known.get(digest, (None, 0.0))
+        if known is not None and now < until:
             return known
         return self._verified(kind, value, digest, self._address(headers, address))
 
@@ -239,7 +220,7 @@ class SecurityGuard:
             raise UnauthorizedError("several credentials were presented; send one")
         return found[0] if found else certificate
 
-    def _verified(self, kind: bytes, value: bytes, digest: bytes, address: str) -> _Known:
+    def _verified(self, kind: bytes, value: bytes, digest: bytes, address: str) -> Principal:
         # What is forgotten meanwhile, in another thread, stays so.
         known, now = self._known, self._clock()
         try:
@@ -247,10 +228,10 @@ class SecurityGuard:
         except UnauthorizedError as exc:
             self._refuse(exc, address)
         seconds = min(KNOWN_S, principal.expires - time.time())
-        found = known[digest] = _remembered(principal, now + seconds)
+        known[digest] = principal, now + seconds
         if len(known) > MOST_KNOWN:
             known.popitem(last=False)
-        return found
+        return principal
 
     def _refuse(self, error: UnauthorizedError, address: str) -> NoReturn:
         """Say what is wrong with a credential; past the limit only that too many were.
@@ -311,19 +292,7 @@ class SecurityGuard:
             raise ForbiddenError("what tenants share is for operators to load and unload")
 
 
-def _anonymous(config: SecurityConfig) -> _Known | None:
-    if not config.anonymous:
-        return None
-    roles = roles_of(config.anonymous)
-    return _remembered(Principal("anonymous", "", roles, float("inf")), float("inf"))
-
-
-def _remembered(principal: Principal, until: float) -> _Known:
-    return _Known(principal, until, f"{principal.tenant}/{principal.subject}")
-
-
-_EVERYTHING = MappingProxyType({"*": frozenset({"infer", "read", "admin"})})
-_EVERYBODY = Principal(subject="", tenant="", roles=_EVERYTHING, expires=math.inf)
+_EVERYBODY = Principal("", "", roles_of(["infer:*", "read:*", "admin:*"]), math.inf)
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@\[\]]+))(?::\d*)?")
 """A host, in brackets or not, and perhaps a port; RFC 3986, section 3.2, without a user."""
 
@@ -348,13 +317,13 @@ class OpenGuard:
                 "open_to_all: true only. Nothing was started"
             )
 
-    def recognise(self, headers: Headers, address: str) -> None:
+    def recognise(self, headers: Headers, address: str) -> Principal:
         """Everybody, but for pages that a browser on this machine has from elsewhere.
 
         Raises:
             ForbiddenError: a page of another site asks.
         """
-        self.admit(headers, address, "read", None)
+        return self.admit(headers, address, "read", None)
 
     def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
         """Everybody, but for pages that a browser on this machine has from elsewhere.
@@ -420,6 +389,5 @@ def secured(section: SecuritySection, home: Path, host: str) -> Secured | None:
     config = read_security(file) if file.exists() else SecurityConfig(api_keys=home / KEYS_FILE)
     check_exposure(config, host)
     tls = RenewingTls(config.tls) if config.tls else None
-    is_mutual = config.tls is not None and config.tls.client_ca is not None
-    credentials = grpc_credentials(config.tls) if config.tls and is_mutual else None
+    credentials = grpc_credentials(config.tls) if config.tls and config.tls.client_ca else None
     return Secured(SecurityGuard(config, tenant=tenant), tls, credentials)

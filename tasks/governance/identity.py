@@ -29,7 +29,7 @@ from tasks.governance.journal import process_identity
 from tasks.kernel.errors import AccessError, ConfigurationError, TransientError
 from tasks.kernel.files import locked, make_folder, read_yaml, write_atomically
 from tasks.kernel.tenants import installation_of, read_tenants, tenant_of
-from tasks.kernel.values import Contract, checked, is_loopback
+from tasks.kernel.values import Contract, checked, is_loopback, seen_from
 
 ROLES = ("viewer", "operator", "approver", "auditor", "admin")
 EVERY = "*"
@@ -153,9 +153,8 @@ def read_sign_in(home: Path) -> SignIn | None:
             f"{file} has the tenant {found.tenant} run the installation, and it has a state of its "
             "own: its admins would be those of all. Give one another name. Nothing was done"
         )
-    here = {n: file.parent / v for n in ("client_secret", "ca_file") if (v := getattr(found, n))}
     own = {"tenant": name, "owners": {}} if (name := tenant_of(home)) else {}
-    return found.model_copy(update={**here, **own})
+    return seen_from(file.parent, found).model_copy(update=own)
 
 
 def owner() -> Subject:

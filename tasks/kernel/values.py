@@ -12,6 +12,7 @@ from functools import cache
 from html import escape
 from ipaddress import ip_address
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
@@ -153,6 +154,11 @@ def checked(kind: type[Model], content: object, where: str, undone: str) -> Mode
         return kind.model_validate(content)
     except ValidationError as exc:
         raise ConfigurationError(f"{where}: {faults(exc)}. {undone}") from exc
+
+
+def seen_from(folder: Path, value: Model) -> Model:
+    """The same value, its relative paths in this folder."""
+    return value.model_copy(update={n: folder / v for n, v in value if isinstance(v, Path)})
 
 
 def in_utc(moment: datetime) -> datetime:

@@ -198,11 +198,6 @@ class JoinTally:
     conflicting: int = 0
     unmatched: int = 0
 
-    @property
-    def unlabelled(self) -> int:
-        """Rows without a label."""
-        return self.rows - self.labelled
-
 
 def labelled_rows(
     home: Path,
@@ -261,6 +256,7 @@ class LabelJoin:
 
     Attributes:
         query: the rows.
+        has_labels: whether there is any table of labels.
     """
 
     def __init__(
@@ -275,14 +271,10 @@ class LabelJoin:
         folder = bring(log.labels_folder(home, query.model))
         self._by_request = sorted(folder.glob(f"{log.BY_REQUEST}-*.parquet"))
         self._by_entity = _by_keys(folder)
+        self.has_labels = bool(self._by_request or self._by_entity)
         self._keys = _logged_keys(self._by_entity, home, query)
         self.query, self._known_by, self._tally, self._shift = query, known_by, tally, shift
         self._loaded: list[_Labels] = []
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether there is any table of labels."""
-        return bool(self._by_request or self._by_entity)
 
     @property
     def columns(self) -> list[str]:
@@ -317,9 +309,8 @@ class LabelJoin:
         """What is known of rows that have at least the needed columns."""
         label = np.full(rows.num_rows, np.nan)
         known = np.full(rows.num_rows, np.iinfo(np.int64).min)
-        moments = (
-            np.asarray(rows.column(log.EVENT_TIME).cast(pa.int64())) + self._shift // MICROSECOND
-        )
+        arrived = rows.column(log.EVENT_TIME).cast(pa.int64())
+        moments = np.asarray(arrived) + self._shift // MICROSECOND
         for labels in self._loaded:
             if set(labels.keys) <= set(rows.column_names):
                 frame = rows.select(labels.keys).to_pandas()
@@ -382,9 +373,7 @@ def _near(window: TimeWindow | None, shift: timedelta) -> ds.Expression | None:
         return None
     moment = ds.field(log.EVENT_TIME)
     first, last = window.start + shift - TOLERANCE, window.end + shift + TOLERANCE
-    return (moment >= pa.scalar(first, log.MOMENT_TYPE)) & (
-        moment <= pa.scalar(last, log.MOMENT_TYPE)
-    )
+    return (moment >= first) & (moment <= last)
 
 
 class _Labels:

@@ -118,16 +118,15 @@ def typed(name: str) -> pa.DataType | None:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names of columns as a segment has them: fixed ones, keys, features, then ages and states."""
-    fixed = {name: position for position, name in enumerate(FIXED.names)}
     kinds = (ENTITY, FEATURE, AGE, STATE)
 
-    def rank(name: str) -> tuple[int, int, str]:
-        if name in fixed:
-            return (0, fixed[name], "")
+    def rank(name: str) -> tuple[int, str]:
         kind = next((i for i, beginning in enumerate(kinds) if name.startswith(beginning)), 4)
-        return (1 + kind, 0, name)
+        return kind, name
 
-    return sorted(names, key=rank)
+    given = set(names)
+    fixed = [name for name in FIXED.names if name in given]
+    return fixed + sorted(given.difference(fixed), key=rank)
 
 
 KEY_BYTES = 32

@@ -1,6 +1,6 @@
 """Prefect tasks of the prediction log. None is cached: the log grows while they wait."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -34,8 +34,6 @@ def take_served_window(
         DataContractError: the log has no feature of the model, or scores that are no numbers. Not
             retried.
     """
-    from datetime import UTC, datetime
-
     from tasks.predictions.served_window import take_served_window as take
 
     settings = Settings.from_environment()

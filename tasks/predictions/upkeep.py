@@ -167,8 +167,4 @@ def _tables(segments: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of a schema, null where the table lacks one."""
-    columns = [
-        table.column(f.name) if f.name in table.schema.names else pa.nulls(table.num_rows, f.type)
-        for f in schema
-    ]
-    return pa.table(columns, schema=schema)
+    return pa.concat_tables([schema.empty_table(), table], promote_options="default")

@@ -8,7 +8,7 @@ the wire the two are the same. Nobody is waited for before it is known who asks.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -71,7 +71,6 @@ class Arriving(grpc.aio.ServerInterceptor):
     limit_s: float
     recognise: Callable[[Any, str], Awaitable[None]]
     open_methods: frozenset[str]
-    _known: dict[Handler, Handler] = field(default_factory=dict)
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], details: Details
@@ -80,10 +79,7 @@ class Arriving(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None or handler.request_streaming:
             return handler
-        known = self._known.get(handler)
-        if known is None:
-            known = self._known[handler] = self._bounded(handler, details.method)
-        return known
+        return self._bounded(handler, details.method)
 
     def _bounded(self, handler: Handler, method: str) -> Handler:
         async def message(context: Any) -> Any:

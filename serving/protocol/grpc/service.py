@@ -65,16 +65,14 @@ class InferenceService(GRPCInferenceServiceServicer):
 
     async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether all models answer."""
-        ready = not self._front.stopping and self._engine.is_ready()
-        return protocol.ServerReadyResponse(ready=ready)
+        return protocol.ServerReadyResponse(ready=self._front.is_ready())
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether a model, or a version, answers."""
         name, version = request.name, request.version or None
         _admit(self._front, context, name)
-        messages.refuse_unknown(self._engine, name, version)
-        ready = not self._front.stopping and self._engine.is_ready(name, version)
-        return protocol.ModelReadyResponse(ready=ready)
+        messages.known_states(self._engine, name, version)
+        return protocol.ModelReadyResponse(ready=self._front.is_ready(name, version))
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Name, version and extensions of the server."""
@@ -211,8 +209,8 @@ class HealthService(health_pb2_grpc.HealthServicer):
         states = health_pb2.HealthCheckResponse
         if service not in ("", SERVICE):
             return states(status=states.SERVICE_UNKNOWN)
-        ready = not self._front.stopping and self._front.engine.is_ready()
-        return states(status=states.SERVING if ready else states.NOT_SERVING)
+        is_ready = self._front.is_ready()
+        return states(status=states.SERVING if is_ready else states.NOT_SERVING)
 
 
 class Reflection(reflection.aio.ReflectionServicer):

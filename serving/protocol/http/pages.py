@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from serving.errors import BadRequestError, ServingError, UnauthorizedError
-from serving.interfaces import Action, Pages
+from serving.interfaces import Action, Pages, Track
 from serving.protocol import answers, messages
 from serving.protocol.front import Front
 from serving.protocol.http.framing import Head
@@ -37,15 +37,7 @@ if TYPE_CHECKING:
 
 TOKEN_FILE = Path("serving") / "secrets" / "admin-token"
 Admit = Callable[[Request], None]
-Kind = TypeVar("Kind", bound=msgspec.Struct)
-
-
-class Tracks(msgspec.Struct, forbid_unknown_fields=True):
-    """Versions of tracks; one that is not named stays as it is, null empties it."""
-
-    stable: str | msgspec.UnsetType | None = msgspec.UNSET
-    candidate: str | msgspec.UnsetType | None = msgspec.UNSET
-    shadow: str | msgspec.UnsetType | None = msgspec.UNSET
+Kind = TypeVar("Kind")
 
 
 class PublicPages:
@@ -68,16 +60,13 @@ class PublicPages:
         model = request.path_params.get("model")
         self._front.guard.admit(request.headers.raw, address, action, model)
 
-    def _is_ready(self, *names: str | None) -> bool:
-        return not self._front.stopping and self._engine.is_ready(*names)
-
     async def live(self, request: Request) -> Any:
         """Asked without credentials, by whatever watches the process; so is `ready`."""
         return {"live": True}
 
     async def ready(self, request: Request) -> Any:
         """503 where a model does not answer."""
-        ready = self._is_ready()
+        ready = self._front.is_ready()
         return json_response({"ready": ready}, 200 if ready else 503)
 
     async def server(self, request: Request) -> Any:
@@ -91,10 +80,9 @@ class PublicPages:
     async def model_ready(self, request: Request) -> Any:
         """Whether a model, or a version, answers; where not, why."""
         name, version = _names(request)
-        messages.refuse_unknown(self._engine, name, version)
-        if self._is_ready(name, version):
+        states = messages.known_states(self._engine, name, version)
+        if self._front.is_ready(name, version):
             return {"name": name, "ready": True}
-        states = [s for s in self._engine.states() if s.name == name]
         reasons = [s.reason for s in states if version in (None, s.version) and s.reason]
         return json_response({"name": name, "ready": False, "reason": "; ".join(reasons)}, 503)
 
@@ -114,7 +102,7 @@ class PublicPages:
     async def unload(self, request: Request) -> Any:
         """Take a version, or all, out of service."""
         name, version = _names(request)[0], (await decoded(request, LoadRequest)).parameters.version
-        messages.refuse_unknown(self._engine, name, version)
+        messages.known_states(self._engine, name, version)
         await self._engine.unload(name, version)
         return {"name": name, "unloaded": True}
 
@@ -158,11 +146,10 @@ def admin_pages(engine: ModelEngine, token: str, extra: Pages) -> Starlette:
 
     async def set_tracks(request: Request) -> Any:
         name, _ = _names(request)
-        wanted = msgspec.structs.asdict(await decoded(request, Tracks))
-        tracks = {t: version for t, version in wanted.items() if version is not msgspec.UNSET}
+        tracks = await decoded(request, dict[Track, str | None])
         if not tracks:
             raise BadRequestError('name a track at least, as {"stable": "3", "candidate": null}')
-        await engine.set_tracks(name, tracks)  # type: ignore[arg-type]
+        await engine.set_tracks(name, tracks)
         return messages.admin_state(engine, name)
 
     return application(

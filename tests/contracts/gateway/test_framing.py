@@ -1,13 +1,13 @@
 """Requests that can be read in two ways, sent to a real Envoy: none becomes two behind it."""
 
 import re
-import socket
 import ssl
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.services.listeners import tls_connection
 from tests.support.serving.edges import INFER, Edge
 from tests.support.serving.odd_requests import ODD
 
@@ -21,10 +21,7 @@ def statuses(edge: Edge, data: bytes) -> list[int]:
     context = ssl.create_default_context(cafile=str(edge.authority))
     context.set_alpn_protocols(["http/1.1"])
     received = b""
-    with (
-        socket.create_connection(("127.0.0.1", edge.port), timeout=60) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as secure,
-    ):
+    with tls_connection(edge.port, context) as secure:
         try:
             secure.sendall(data)
             while piece := secure.recv(65_536):

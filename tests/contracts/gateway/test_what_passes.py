@@ -1,7 +1,6 @@
 """What a real Envoy lets through: TLS 1.3, listed paths, bounded bodies, headers of its own."""
 
 import json
-import socket
 import ssl
 import subprocess
 
@@ -13,32 +12,30 @@ from open_inference.grpc.protocol import ModelInferRequest, ModelInferResponse  
 
 from infra.gateway.rendering import SECURITY_HEADERS
 from tests.support.host.processes import wait_until
+from tests.support.services.listeners import tls_connection
 from tests.support.serving.edges import BODY_LIMIT, INFER, MODEL, Edge
 from tests.support.serving.serving_clients import refused_code
 
 GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def shake_hands(edge: Edge, port: int, version: ssl.TLSVersion) -> str | None:
+def shake_hands(port: int, version: ssl.TLSVersion) -> str | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.minimum_version = context.maximum_version = version
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
-        context.wrap_socket(plain) as secure,
-    ):
+    with tls_connection(port, context) as secure:
         return secure.version()
 
 
 def test_tls_1_3_is_spoken_and_1_2_refused(edge: Edge) -> None:
-    assert shake_hands(edge, edge.port, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+    assert shake_hands(edge.port, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        shake_hands(edge, edge.port, ssl.TLSVersion.TLSv1_2)
+        shake_hands(edge.port, ssl.TLSVersion.TLSv1_2)
 
 
 def test_the_server_talks_to_the_edge_alone(edge: Edge) -> None:
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        shake_hands(edge, edge.upstream.http_port, ssl.TLSVersion.TLSv1_2)
+        shake_hands(edge.upstream.http_port, ssl.TLSVersion.TLSv1_2)
     with httpx.Client(verify=False, timeout=20) as stranger, pytest.raises(httpx.TransportError):
         stranger.get(f"https://127.0.0.1:{edge.upstream.http_port}/v2/health/live")
 

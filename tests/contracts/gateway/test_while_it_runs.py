@@ -13,6 +13,7 @@ import yaml
 from falaj.__main__ import main
 from tasks.kernel.files import write_atomically
 from tests.support.host.processes import pids_whose_command_holds, run_falaj, wait_until
+from tests.support.services.listeners import tls_connection
 from tests.support.serving.edges import INFER, Edge
 
 
@@ -25,10 +26,7 @@ def change(edge: Edge, **settings: Any) -> None:
 
 def names_in_certificate(edge: Edge) -> set[str]:
     context = ssl.create_default_context(cafile=str(edge.authority))
-    with (
-        socket.create_connection(("127.0.0.1", edge.port), timeout=20) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as secure,
-    ):
+    with tls_connection(edge.port, context) as secure:
         found = secure.getpeercert() or {}
     return {str(value) for _, value in found["subjectAltName"]}  # type: ignore[misc]
 

@@ -29,7 +29,7 @@ from tasks.registry.candidate import register_candidate
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.task import find_champion
 from tests.support.control import builders as evidence
-from tests.support.data.builders import COLUMNS, YEAR, dataset, frame, month, splits
+from tests.support.data.builders import COLUMNS, YEAR, dataset, frame, month, rows_in, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 from tests.support.platform.deployed import deploy
 from tests.support.registry import builders
@@ -96,11 +96,6 @@ def serving(
         send_what_is_left()
 
 
-def rows_of(window: TimeWindow) -> pd.DataFrame:
-    moments = FRAME[COLUMNS.event_time]
-    return FRAME[(moments >= window.start) & (moments < window.end)].reset_index(drop=True)
-
-
 def shifted(rows: pd.DataFrame) -> pd.DataFrame:
     """Most flights are of one carrier now, and half of them were late much more often."""
     late = rows["late_rate_24h"].where(rows.index % 2 == 0, rows["late_rate_24h"] + 0.3)
@@ -111,7 +106,7 @@ def shifted(rows: pd.DataFrame) -> pd.DataFrame:
 def test_shifted_rows_have_drifted_and_the_controller_gets_the_window_of_the_log(
     serving: Served, tmp_path: Path
 ) -> None:
-    rows = rows_of(WINDOW)
+    rows = rows_in(WINDOW, FRAME)
     serving.log(shifted(rows))
     serving.log(rows, track="shadow")
     labels = pd.DataFrame(

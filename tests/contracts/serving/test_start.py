@@ -1,6 +1,5 @@
 """What a serving process imports before it answers."""
 
-import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from serving.security.certificates import ensure_authority, ensure_certificate
 from tests.support.host.processes import python, run_python
+from tests.support.services.listeners import tls_connection
 
 pytestmark = pytest.mark.slow
 
@@ -71,10 +71,7 @@ def test_grpc_of_the_server_takes_tls_1_3_alone(tmp_path: Path) -> None:
                 context.load_cert_chain(client.certificate, client.key)
                 context.minimum_version = context.maximum_version = wanted
                 context.set_alpn_protocols(["h2"])
-                with (
-                    socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
-                    context.wrap_socket(plain, server_hostname="localhost") as secure,
-                ):
+                with tls_connection(port, context) as secure:
                     assert secure.recv(9)  # its settings, once it has taken the certificate
                     return secure.version()
 

@@ -84,6 +84,12 @@ CLASSES = COLUMNS.model_copy(
 """The columns, with a label that is one of three."""
 
 
+def rows_in(window: TimeWindow, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a window, numbered anew."""
+    moments = rows[COLUMNS.event_time]
+    return rows[(moments >= window.start) & (moments < window.end)].reset_index(drop=True)
+
+
 def class_frame(num_rows: int = 3000) -> pd.DataFrame:
     """The rows of `frame` with the number of one of three classes, the first of them rarer."""
     data, rng = frame(num_rows), np.random.default_rng(3)

@@ -1,7 +1,12 @@
-"""Real listeners on the loopback device, whose answers a test gives: HTTP and SMTP."""
+"""Real listeners on the loopback device, whose answers a test gives: HTTP and SMTP.
+
+And clients over TLS, of servers whose authority a test has.
+"""
 
 import json
+import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +14,10 @@ from dataclasses import dataclass
 from email import message_from_bytes
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import httpx
 
 
 @dataclass(frozen=True)
@@ -125,3 +133,23 @@ def _serving(server: socketserver.TCPServer) -> Iterator[int]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def https_client(
+    url: str, authority: Path, certificate: Any = None, **options: Any
+) -> httpx.Client:
+    """A client of one server, with a certificate of its own where one is given."""
+    context = ssl.create_default_context(cafile=authority)
+    if certificate is not None:
+        context.load_cert_chain(certificate.certificate, certificate.key)
+    return httpx.Client(base_url=url, verify=context, timeout=60, **options)
+
+
+@contextmanager
+def tls_connection(port: int, context: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
+    """A connection to a port of this machine, from the handshake on."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        yield secure

@@ -1,6 +1,5 @@
 """A real OpenBao, set up as the platform sets up its own, and a browser's part of a sign-in."""
 
-import ssl
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -17,6 +15,7 @@ from infra.platform import openbao as platform
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import read_yaml, write_atomically
 from tasks.kernel.keys.openbao import OpenBao
+from tests.support.services.listeners import https_client
 
 CALLBACK = "http://127.0.0.1:9/callback"
 PASSWORD = "a long password"
@@ -93,9 +92,9 @@ class RunningOpenBao:
         return self._ask("get", f"{path}/userinfo", headers=bearer)
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
-        context = ssl.create_default_context(cafile=self.files.authority.certificate)
-        with httpx.Client(verify=context, trust_env=False, timeout=20) as client:
-            return client.request(method, self.url + path, **more).raise_for_status().json()
+        authority = self.files.authority.certificate
+        with https_client(self.url, authority, trust_env=False) as client:
+            return client.request(method, path, **more).raise_for_status().json()
 
 
 @contextmanager

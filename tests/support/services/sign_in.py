@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import os
-import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from serving.security.certificates import ensure_authority
 from tasks.contracts.serving import live_addresses
 from tasks.kernel.tenants import Tenant, put_tenant
 from tests.support.host.processes import python, wait_until
-from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
+from tests.support.services.listeners import Answer, Asked, http_listener, https_client, json_answer
 from tests.support.services.signing import issued
 from tests.support.state import acts
 
@@ -99,10 +98,7 @@ class Gate:
 
     def client(self, certificate: Any = None, **options: Any) -> httpx.Client:
         authority = self.folder / "certificates" / "public-authority.pem"
-        context = ssl.create_default_context(cafile=str(authority))
-        if certificate is not None:
-            context.load_cert_chain(certificate.certificate, certificate.key)
-        return httpx.Client(base_url=self.address, verify=context, timeout=60, **options)
+        return https_client(self.address, authority, certificate, **options)
 
     def bearer(self, *roles: str, **claims: Any) -> dict[str, str]:
         return {"authorization": f"Bearer {self.issuer.token(*roles, **claims)}"}
@@ -116,8 +112,7 @@ class Gate:
         wait_until(admin.is_ready, f"gateway {name} is up", START_LIMIT_S)
 
     def stop(self, name: str) -> None:
-        self.programs[name].terminate()
-        self.programs.pop(name).wait(60)
+        ended(self.programs.pop(name))
 
     def journal(self, action: str) -> list[dict[str, Any]]:
         return acts(self.home, action)

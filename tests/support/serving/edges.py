@@ -1,6 +1,5 @@
 """A real Envoy before a small v2 server, with issuers and clients, for tests."""
 
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from serving.security.certificates import Pair, ensure_authority, ensure_certifi
 from serving.security.config import Rate, read_security
 from serving.security.keys import create_key
 from tests.support.host.processes import wait_until
-from tests.support.services.listeners import Answer, Asked, http_listener
+from tests.support.services.listeners import Answer, Asked, http_listener, https_client
 from tests.support.services.signing import AUDIENCE, Signer, published
 from tests.support.serving.upstream import Upstream
 
@@ -66,12 +65,8 @@ class Edge:
         return self.plan.files.certificates / "public-authority.pem"
 
     def client(self, certificate: Pair | None = None, **options: Any) -> httpx.Client:
-        context = ssl.create_default_context(cafile=str(self.authority))
-        if certificate is not None:
-            context.load_cert_chain(certificate.certificate, certificate.key)
-        made = httpx.Client(
-            base_url=f"https://localhost:{self.port}", verify=context, timeout=30, **options
-        )
+        url = f"https://localhost:{self.port}"
+        made = https_client(url, self.authority, certificate, **options)
         self.clients.append(made)
         return made
 

@@ -1,6 +1,7 @@
 """A feature store of three days with real flights, online up to a full hour."""
 
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from serving.config import EntityConfig
+from serving.features.reader import FeastEntityReader
 from serving.features.recipe import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
@@ -52,10 +55,6 @@ class Serving:
     def origin(self) -> ModelOrigin:
         return ModelOrigin.model_validate(self.snapshot.model_dump())
 
-    def origins(self, model: str, version: str) -> ModelOrigin:
-        assert model == MODEL
-        return self.origin
-
     def states(self) -> list[VersionState]:
         return [VersionState(MODEL, "1", "READY", tracks=("stable",))]
 
@@ -85,6 +84,30 @@ def use_redis(repo: Path, server: RedisServer) -> None:
     rest = rest[rest.index("batch_engine:") :]
     online = {"online_store": online_store("redis", server.connection_string)}
     file.write_text(head + yaml.safe_dump(online) + rest)
+
+
+@asynccontextmanager
+async def reading(
+    serving: Serving,
+    origin: ModelOrigin | None = None,
+    states: list[VersionState] | None = None,
+    **config: Any,
+) -> AsyncIterator[FeastEntityReader]:
+    """A reader from its start to its end, at the watermark where nothing else is said.
+
+    It is of the version that serves, unless another origin or other states are given.
+    """
+    reader = FeastEntityReader(
+        serving.settings,
+        EntityConfig(**{"moment": WATERMARK, **config}),
+        states=serving.states if states is None else lambda: states,
+        origins=lambda model, version: origin or serving.origin,
+    )
+    await reader.start()
+    try:
+        yield reader
+    finally:
+        await reader.stop()
 
 
 def request_of(rows: pd.DataFrame) -> dict[str, list[Any]]:

@@ -10,10 +10,11 @@ class StrictGuard:
     def __init__(self) -> None:
         self.asked: list[tuple[Action, str | None]] = []
 
-    def recognise(self, headers: Headers, address: str) -> None:
+    def recognise(self, headers: Headers, address: str) -> Principal:
         assert address == "127.0.0.1"
         if b"x-who" not in dict(headers):
             raise UnauthorizedError("nobody")
+        return Principal("me", "", {}, 1e12)
 
     def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
         self.asked.append((action, model))

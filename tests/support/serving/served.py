@@ -17,8 +17,7 @@ from serving.config import EngineConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.loading import RegistryCatalogue
 from serving.engine.queues import Limits
-from serving.errors import ServingError
-from serving.interfaces import Answer, Array, Call
+from serving.interfaces import Answer, Array, Call, settle
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, tabular_signature
 from tasks.contracts.data import DatasetSchema
@@ -155,13 +154,10 @@ async def ask(engine: ModelEngine, model: str, inputs: ModelInputs, **changes: A
     Raises:
         ServingError: what it answered instead.
     """
-    outcome: asyncio.Future[Answer | ServingError] = asyncio.get_running_loop().create_future()
+    outcome: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     call = Call(model, inputs, inputs.num_rows, "r", **changes)
-    engine.submit(call, lambda _, told: outcome.set_result(told))
-    found = await asyncio.wait_for(outcome, 30)
-    if isinstance(found, ServingError):
-        raise found
-    return found
+    engine.submit(call, lambda _, told: settle(outcome, told))
+    return await asyncio.wait_for(outcome, 30)
 
 
 def scores(answer: Answer) -> Array:

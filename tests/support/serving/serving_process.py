@@ -7,6 +7,7 @@ registered.
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from serving.__main__ import main
 from serving.assembly import Components, ComponentsOf
@@ -37,10 +38,7 @@ class TableReader:
         numeric = np.array([self.rows[name] for name in entities["tailnum"]], np.float32)
         days = np.array(entities["day"], np.int32)
         inputs = {"categorical": np.stack([days, days], axis=1), "numeric": numeric}
-        return inputs, {"rows": num_rows_of(inputs)}
-
-    def report(self, features):  # type: ignore[no-untyped-def]
-        return features
+        return inputs, SimpleNamespace(report=lambda: {"rows": num_rows_of(inputs)})
 
 
 def components_of(settings: Settings) -> ComponentsOf:

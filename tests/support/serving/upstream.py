@@ -49,9 +49,6 @@ class Upstream:
         self.seen: deque[Seen] = deque(maxlen=20_000)
         self.fail_with: int | None = None
         self.is_held = False
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
-        self._grpc: grpc.Server | None = None
 
     def start(self) -> None:
         """Listen on both ports."""
@@ -70,7 +67,7 @@ class Upstream:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
-        wait_until(lambda: self._server and self._server.started, "the upstream listens")
+        wait_until(lambda: self._server.started, "the upstream listens")
         self._start_grpc()
 
     def stop(self) -> None:

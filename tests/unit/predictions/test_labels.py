@@ -69,7 +69,7 @@ def test_labels_meet_their_rows_in_every_track_and_the_rest_is_counted(home: Pat
         ("b", 0, "shadow"): 0.0,
         ("b", 1, "shadow"): None,
     }
-    assert (tally.rows, tally.labelled, tally.unlabelled, tally.unmatched) == (6, 3, 3, 1)
+    assert (tally.rows, tally.labelled, tally.unmatched) == (6, 3, 1)
 
 
 def test_of_two_labels_the_later_holds_and_a_contradiction_is_none(home: Path) -> None:

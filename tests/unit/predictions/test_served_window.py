@@ -23,6 +23,7 @@ from tests.support.data.builders import (
     dataset,
     frame,
     month,
+    rows_in,
     version_ref,
 )
 from tests.support.serving.served_rows import MODEL, batch_of, log_frame, open_log, served
@@ -38,11 +39,6 @@ CHAMPION = RegisteredProgram.model_validate(
         "columns": COLUMNS,
     }
 )
-
-
-def rows_of_window() -> pd.DataFrame:
-    moments = FRAME[COLUMNS.event_time]
-    return FRAME[(moments >= WINDOW.start) & (moments < WINDOW.end)].reset_index(drop=True)
 
 
 @pytest.fixture
@@ -74,7 +70,7 @@ def log_once(home: Path, rows: pd.DataFrame, **config: Any) -> None:
 def test_served_rows_come_back_as_the_reference_writes_them(
     tmp_path: Path, store: ArtifactStore, reference: ValidatedDataset
 ) -> None:
-    rows = rows_of_window()
+    rows = rows_in(WINDOW, FRAME)
     rows.loc[0, "carrier"] = "ZZ"  # the reference has never seen it
     log_frame(tmp_path, rows, OFFSET, size=1)
     log_frame(tmp_path, rows, OFFSET, served("2"))
@@ -109,10 +105,7 @@ def test_scores_of_several_classes_come_back_by_class_with_labels_by_name(
 ) -> None:
     data = class_frame(2000)
     reference = dataset(store, data, CLASSES)
-    rows = data[
-        (data[COLUMNS.event_time] >= WINDOW.start) & (data[COLUMNS.event_time] < WINDOW.end)
-    ]
-    rows = rows.reset_index(drop=True).head(40)
+    rows = rows_in(WINDOW, data).head(40)
     scores = np.tile(np.array([[0.2, 0.7, 0.1], [0.1, 0.3, 0.6]], np.float32), (20, 1))
     names = [f"r-{n}" for n in rows[COLUMNS.row_id]]
     moment = rows[COLUMNS.event_time].iloc[0].to_pydatetime() + OFFSET
@@ -140,7 +133,7 @@ def test_scores_of_several_classes_come_back_by_class_with_labels_by_name(
 def test_a_masked_category_is_told_by_the_key_and_a_masked_number_is_left_out(
     tmp_path: Path, store: ArtifactStore, reference: ValidatedDataset
 ) -> None:
-    rows = rows_of_window().head(40)
+    rows = rows_in(WINDOW, FRAME).head(40)
     log_once(tmp_path, rows, masked=("carrier", "distance"), left_out=("temp",))
     window, found = taken(tmp_path, reference, store)
     assert found["carrier"].tolist() == rows["carrier"].tolist()
@@ -156,7 +149,7 @@ def test_too_few_rows_or_days_are_said(
     nothing = take(tmp_path, reference, store)
     assert isinstance(nothing, TooFewPredictions)
     assert nothing.num_rows == 0
-    log_once(tmp_path, rows_of_window().head(40))
+    log_once(tmp_path, rows_in(WINDOW, FRAME).head(40))
     few = take(tmp_path, reference, store, min_rows=41)
     assert isinstance(few, TooFewPredictions)
     assert "has 40 rows on 1 UTC days that version 1" in few.reason
@@ -168,7 +161,7 @@ def test_too_few_rows_or_days_are_said(
 def test_a_log_that_hides_everything_or_holds_no_scores_is_a_sentence(
     tmp_path: Path, store: ArtifactStore, reference: ValidatedDataset
 ) -> None:
-    rows = rows_of_window().head(4)
+    rows = rows_in(WINDOW, FRAME).head(4)
     log_once(tmp_path / "hidden", rows, left_out=(*COLUMNS.categorical, *COLUMNS.numeric))
     with pytest.raises(DataContractError, match="has none of the 5 numbers and 3 categories"):
         take(tmp_path / "hidden", reference, store)

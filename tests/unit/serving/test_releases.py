@@ -19,6 +19,8 @@ from tasks.release.records import Decision
 from tests.support.release.builders import MODEL
 from tests.support.serving.admin_server import admin_server
 
+pytestmark = pytest.mark.anyio
+
 
 class FakeEngine:
     """Keeps what was set; version 9 cannot be had."""
@@ -49,36 +51,34 @@ def followed(home: Path, engine: Any) -> FollowedReleases:
     return FollowedReleases(engine, settings, checked_config(values, "the test"))
 
 
+async def begun(home: Path, stable: str) -> str | None:
+    """The stable version of a process that has begun, the alias naming another perhaps."""
+    engine = FakeEngine(stable)
+    releases = followed(home, engine)
+    await releases.start()
+    await releases.stop()
+    return engine.at["stable"]
+
+
 def ledger(home: Path) -> ReleaseLedger:
     return ReleaseLedger(Settings(home=home, feature_repo=home).metadata_url)
 
 
-@pytest.mark.anyio
 async def test_a_later_process_has_the_tracks_of_the_others_though_the_alias_has_moved(
     tmp_path: Path,
 ) -> None:
-    engine = FakeEngine("2")
     with admin_server(tmp_path):
-        releases = followed(tmp_path, engine)
-        await releases.start()
-        await releases.stop()
-    assert engine.at["stable"] == "1"
+        assert await begun(tmp_path, "2") == "1"
 
 
-@pytest.mark.anyio
 async def test_alone_it_serves_what_the_alias_names(tmp_path: Path) -> None:
     (tmp_path / "serving" / "secrets").mkdir(parents=True)
     another = {"pid": 1, "admin": "http://127.0.0.1:9"}
     (tmp_path / "serving" / "server-1.json").write_text(json.dumps(another))
     (tmp_path / "serving" / "secrets" / "admin-token").write_text("of one that was killed")
-    engine = FakeEngine("2")
-    releases = followed(tmp_path, engine)
-    await releases.start()
-    await releases.stop()
-    assert engine.at["stable"] == "2"
+    assert await begun(tmp_path, "2") == "2"
 
 
-@pytest.mark.anyio
 async def test_what_is_decided_on_another_machine_is_followed(tmp_path: Path) -> None:
     engine, book = FakeEngine("1"), ledger(tmp_path)
     releases = followed(tmp_path, engine)
@@ -95,13 +95,8 @@ async def test_what_is_decided_on_another_machine_is_followed(tmp_path: Path) ->
     await releases.stop()
 
 
-@pytest.mark.anyio
 async def test_where_the_candidate_cannot_be_had_the_version_before_answers_all(
     tmp_path: Path,
 ) -> None:
-    engine = FakeEngine("9")
     ledger(tmp_path).open(MODEL, "1", "9", ReleaseConfig(), "a test", can_split=True)
-    releases = followed(tmp_path, engine)
-    await releases.start()
-    await releases.stop()
-    assert engine.at["stable"] == "1"
+    assert await begun(tmp_path, "9") == "1"

@@ -1,44 +1,26 @@
 """Definitions that move, versions that are not as trained, and a store that goes away."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serving.config import EntityConfig
 from serving.errors import NotReadyError, UnknownModelError
 from serving.features.reader import FeastEntityReader
 from serving.features.recipe import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
-from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, request_of
+from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, reading, request_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"), pytest.mark.anyio]
 
 
-@asynccontextmanager
-async def reading(
-    serving: Serving, origin: ModelOrigin | None = None, states: list[VersionState] | None = None
-) -> AsyncIterator[FeastEntityReader]:
-    """A reader from its start to its end; of the version that serves where nothing else is said."""
-    reader = FeastEntityReader(
-        serving.settings,
-        EntityConfig(moment=WATERMARK),
-        states=serving.states if states is None else lambda: states,
-        origins=lambda model, version: origin or serving.origin,
-    )
-    await reader.start()
-    yield reader
-    await reader.stop()
-
-
 async def asked(reader: FeastEntityReader, serving: Serving) -> dict[str, Any]:
     _, features = await reader.resolve(MODEL, request_of(serving.rows()[:1]))
-    return dict(reader.report(features))
+    return features.report()
 
 
 async def test_another_definition_than_in_training_is_refused(on_sqlite: Serving) -> None:

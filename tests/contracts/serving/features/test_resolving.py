@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from serving.config import EntityConfig
 from serving.errors import BadRequestError, FeaturesRefusedError, OverloadedError, TooLargeError
 from serving.features.reader import FeastEntityReader
 from tasks.contracts.clock import ClockConfig
 from tasks.features.config import OnlineConfig, ViewPolicy
-from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, request_of
+from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, reading, request_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 Found = TypeVar("Found")
@@ -27,15 +26,8 @@ def ask(
     """Ask a reader of its own, at the watermark where nothing else is said."""
 
     async def asked() -> Found:
-        chosen = EntityConfig(**{"moment": WATERMARK, **config})
-        reader = FeastEntityReader(
-            serving.settings, chosen, states=serving.states, origins=serving.origins
-        )
-        await reader.start()
-        try:
+        async with reading(serving, **config) as reader:
             return await question(reader)
-        finally:
-            await reader.stop()
 
     return asyncio.run(asked())
 
@@ -47,7 +39,7 @@ def resolve(
 
     async def question(reader: FeastEntityReader) -> Any:
         inputs, features = await reader.resolve(MODEL, entities)
-        return dict(inputs), dict(reader.report(features))
+        return dict(inputs), features.report()
 
     return ask(serving, question, **config)
 

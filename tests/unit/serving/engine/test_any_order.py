@@ -101,11 +101,8 @@ def _expected(manner: str) -> tuple[type[ServingError], ...]:
 def within_bounds(engine: ModelEngine) -> None:
     dispatcher = engine._dispatcher
     queues = {*dispatcher._ready, *dispatcher._shadows, *dispatcher._waiting}
-    assert (
-        dispatcher.requests
-        == sum(len(queue.entries) for queue in queues)
-        <= BOUNDS["total_requests"]
-    )
+    waiting = sum(len(queue.entries) for queue in queues)
+    assert dispatcher.requests == waiting <= BOUNDS["total_requests"]
     assert dispatcher.rows == sum(queue.rows for queue in queues) <= BOUNDS["total_rows"]
     for queue in queues:
         assert len(queue.entries) <= queue.most_requests

@@ -194,20 +194,15 @@ async def test_tracks_and_versions_that_are_asked_for_answer() -> None:
     async with serving(Shelf()) as desk:
         await desk.engine.set_tracks("m", {"candidate": "2", "shadow": "3"})
         await desk.engine.load("m", "4")
-        seen = {}
-        for told in (
-            {"track": "stable"},
-            {"track": "candidate"},
-            {"track": "shadow"},
-            {"version": "4"},
-            {"version": "2"},
+        for told, expected in (
+            ({"track": "stable"}, ("1", "stable")),
+            ({"track": "candidate"}, ("2", "candidate")),
+            ({"track": "shadow"}, ("3", "shadow")),
+            ({"version": "4"}, ("4", "stable")),
+            ({"version": "2"}, ("2", "stable")),
         ):
-            call = await asked(desk, **told)
-            seen[str(told)] = (version_of(desk.answer(call)), desk.answer(call).served.track)
-        assert list(seen.values()) == [
-            ("1", "stable"), ("2", "candidate"), ("3", "shadow"), ("4", "stable"),
-            ("2", "stable"),
-        ]  # fmt: skip
+            answer = desk.answer(await asked(desk, **told))
+            assert (version_of(answer), answer.served.track) == expected
         unknown = await asked(desk, version="9")
         assert isinstance(desk.error(unknown), errors.UnknownModelError)
         other = await asked(desk, track="candidate", version="77")

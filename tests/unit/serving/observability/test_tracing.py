@@ -27,9 +27,6 @@ class Collector:
     url: str
     received: list[Any]
 
-    def spans(self) -> dict[str, Any]:
-        return {span.name: span for span in self.received}
-
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
@@ -61,7 +58,7 @@ def test_a_callers_trace_goes_on_from_arrival_to_backend(collector: Collector) -
         asked = call(0.01, num_rows=3, trace=TRACE)
         asked.features = SimpleNamespace(began=asked.arrived, ended=asked.arrived + 0.004)
         tracing.served(batch(asked, call(0.01)))
-    spans = collector.spans()
+    spans = {span.name: span for span in collector.received}
     assert set(spans) == {f"infer {MODEL}", "features", "queue", "compute"}
     own = spans[f"infer {MODEL}"]
     assert own.trace_id.hex() == "4bf92f3577b34da6a3ce929d0e0e4736"

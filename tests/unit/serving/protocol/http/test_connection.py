@@ -16,7 +16,7 @@ from serving.errors import ForbiddenError, OverloadedError
 from serving.interfaces import Answer, Call, Done, Served
 from serving.protocol.front import Front
 from serving.protocol.http import listener
-from serving.protocol.http.listener import bound_socket, public_listener
+from serving.protocol.http.listener import Listener, bound_socket, public_listener
 from serving.security.certificates import ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
 from serving.security.guard import OpenGuard
@@ -55,6 +55,8 @@ def front_of(engine: HeldEngine, guard: Any = None, **http: Any) -> Front:
 
 class Client:
     """One connection to a listener, and what the engine behind it holds."""
+
+    listener: Listener
 
     def __init__(self, engine: Any, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]):
         self.engine = engine
@@ -96,6 +98,7 @@ async def listening(front: Front, tls: Sequence[Any] = (None, None)) -> AsyncIte
     serving = asyncio.ensure_future(listener.serve(sock))
     port = sock.getsockname()[1]
     client = Client(front.engine, await asyncio.open_connection("localhost", port, ssl=tls[1]))
+    client.listener = listener
     try:
         async with asyncio.timeout(60):
             yield client
@@ -246,23 +249,19 @@ async def test_a_fault_of_ours_is_a_500_and_the_server_goes_on(
 async def test_a_request_on_its_way_when_the_process_ends_is_answered_and_is_the_last() -> None:
     engine = HeldEngine()
     front = front_of(engine)
-    listener, sock = public_listener(front), bound_socket("127.0.0.1", 0, "the test")
-    serving = asyncio.ensure_future(listener.serve(sock))
-    clients = [Client(engine, await asyncio.open_connection(*sock.getsockname())) for _ in range(2)]
-    last, idle = clients
-    await until(lambda: len(listener.connections) == 2)
-    front.stopping = True
-    listener.stop()
-    last.send(raw(request(2)), raw(request(3)))
-    status, headers, body = await last.answered()
-    assert (status, headers["connection"]) == (200, "close")
-    assert body["outputs"][0]["shape"] == [2]
-    assert await last.has_ended()
-    assert await idle.has_ended()
-    assert not engine.held
-    for client in clients:
-        client.writer.close()
-    await serving
+    async with listening(front) as last:
+        idle = Client(engine, await asyncio.open_connection(*last.address))
+        await until(lambda: len(last.listener.connections) == 2)
+        front.stopping = True
+        last.listener.stop()
+        last.send(raw(request(2)), raw(request(3)))
+        status, headers, body = await last.answered()
+        assert (status, headers["connection"]) == (200, "close")
+        assert body["outputs"][0]["shape"] == [2]
+        assert await last.has_ended()
+        assert await idle.has_ended()
+        assert not engine.held
+        idle.writer.close()
 
 
 @pytest.mark.parametrize(
