@@ -14,6 +14,7 @@ from tasks.contracts import data
 from tasks.contracts.base import Artifact, TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.values import first_of
 from tasks.validation.baseline import DAYS, faults_in, literal, quoted
 from tasks.validation.expectations import Judged, compile_suite, run_checks
 from tasks.validation.outcome import (
@@ -272,13 +273,11 @@ def _refusal(outcome: SuiteOutcome) -> str:
     about = f"{outcome.num_rows} rows of {outcome.subject} ({outcome.window})"
     if outcome.table_faults:
         return f"suite {outcome.suite!r} cannot judge {about}: {'; '.join(outcome.table_faults)}"
-    sentences, num_failed = list(outcome.faults[:MAX_FAULTS_IN_MESSAGE]), len(outcome.faults)
-    if (more := num_failed - len(sentences)) > 0:
-        sentences.append(f"and {more} more")
+    faults = outcome.faults
     looks = f" (looks like: {', or '.join(outcome.looks_like)})" if outcome.looks_like else ""
     return (
-        f"suite {outcome.suite!r}: {num_failed} of {outcome.num_judged} expectations failed on "
-        f"{about}{looks}: {'; '.join(sentences)}"
+        f"suite {outcome.suite!r}: {len(faults)} of {outcome.num_judged} expectations failed on "
+        f"{about}{looks}: {first_of(faults, MAX_FAULTS_IN_MESSAGE, '; ')}"
     )
 
 
@@ -338,9 +337,8 @@ def _faults_of_windows(
             )
         unknown = [column for column, count in zip(inputs, counts, strict=False) if not count]
         if unknown and name == "train":
-            more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
             faults.append(
-                f"{', '.join(unknown[:MOST_NAMED])}{more} have no known value in any of the "
+                f"{first_of(unknown, MOST_NAMED)} have no known value in any of the "
                 f"{num_rows:,} rows of the train window {window}; look at the query and at the "
                 "ttl of the feature view, or take them out of the feature service"
             )

@@ -13,6 +13,7 @@ import numpy as np
 
 from tasks.evaluation.drift.statistics import Histogram
 from tasks.evaluation.drift.window import Float64Array
+from tasks.kernel.values import first_of
 from tasks.stats.shift import distance, shares
 
 NUM_DAYS = 4
@@ -64,10 +65,8 @@ def describe(sudden: Mapping[str, float] | None) -> str:
     told = f"than any {NUM_DAYS} days in a row of it, by more than {MIN_EXCESS} of the rows"
     if not sudden:
         return f"No feature lies further from the reference in the newest {NUM_DAYS} days {told}."
-    named = "; ".join(f"{name} {excess:.2f}" for name, excess in [*sudden.items()][:MAX_NAMED])
-    rest = len(sudden) - MAX_NAMED
-    more = f"; and {rest} more" if rest > 0 else ""
+    named = [f"{name} {excess:.2f}" for name, excess in sudden.items()]
     return (
         f"Sudden change: the newest {NUM_DAYS} days of {len(sudden)} features lie further from the "
-        f"reference {told}: {named}{more}."
+        f"reference {told}: {first_of(named, MAX_NAMED, '; ')}."
     )

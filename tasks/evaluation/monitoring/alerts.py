@@ -26,7 +26,7 @@ from tasks.evaluation.monitoring.statistics import DAY, Binned, Floats
 from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.files import make_folder
 from tasks.kernel.settings import append, bring
-from tasks.kernel.values import Described
+from tasks.kernel.values import Described, first_of
 from tasks.metadata.database import held_everywhere
 from tasks.stats.shift import distance, psi, shares
 
@@ -226,9 +226,9 @@ def null_alerts(view: str, usual: pd.DataFrame, days: pd.DataFrame) -> Iterator[
         yield alert(
             "null_rate", view, worst["feature"], _day(start), worst["null_rate"],
             worst["usual"] + MAX_NULL_RISE,
-            f"{_named(list(features['feature']))} of {view} missing in {worst['null_rate']:.0%} of "
-            f"the {worst['num_rows']:,} rows of {start:%Y-%m-%d}; on a day of the baseline in at "
-            f"most {worst['usual']:.0%}",
+            f"{first_of(list(features['feature']), MOST_NAMED)} of {view} missing in "
+            f"{worst['null_rate']:.0%} of the {worst['num_rows']:,} rows of {start:%Y-%m-%d}; "
+            f"on a day of the baseline in at most {worst['usual']:.0%}",
         )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def drift_alerts(
             yield alert(
                 "drift", view, worst.feature, TimeWindow(start=last - length * DAY, end=last),
                 worst.psi, worst.bound,
-                f"{_named([d.feature for d in drifted])} of {view} drifted in the "
+                f"{first_of([d.feature for d in drifted], MOST_NAMED)} of {view} drifted in the "
                 f"{length} days to {last:%Y-%m-%d}: PSI {worst.psi:.2f} above "
                 f"{worst.bound:.2f}, KS {worst.ks:.2f}",
             )  # fmt: skip
@@ -256,11 +256,6 @@ def drift_alerts(
 
 def _day(start: datetime) -> TimeWindow:
     return TimeWindow(start=start, end=start + DAY)
-
-
-def _named(features: Sequence[str]) -> str:
-    more = len(features) - MOST_NAMED
-    return ", ".join(features[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def grouped(events: Sequence[AlertEvent]) -> tuple[str, ...]:
