@@ -10,9 +10,9 @@ the same season and weekday, as far as the reference has them.
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from tasks.evaluation.drift.statistics import Histogram
-from tasks.evaluation.drift.window import Float64Array
 from tasks.kernel.values import first_of
 from tasks.stats.shift import distance, shares
 
@@ -41,18 +41,14 @@ def find_sudden(histograms: Mapping[str, Histogram]) -> dict[str, float] | None:
         before, now = (part[part.sum(axis=1) >= least] for part in (histogram.reference, latest))
         if len(before) < MIN_REFERENCE_DAYS or len(now) < NUM_DAYS:
             return None
-        usual, stretches = shares(before.sum(axis=0)), [_stretches(before), now[-NUM_DAYS:].sum(0)]
-        known, newest = (distance(shares(c) - usual, ordered=histogram.ordered) for c in stretches)
+        usual, runs = shares(before.sum(axis=0)), sliding_window_view(before, NUM_DAYS, axis=0)
+        known, newest = (
+            distance(shares(counts) - usual, ordered=histogram.ordered)
+            for counts in (runs.sum(axis=-1), now[-NUM_DAYS:].sum(axis=0))
+        )
         if (excess := float(newest - known.max())) > MIN_EXCESS:
             found[name] = excess
     return dict(sorted(found.items(), key=lambda each: -each[1]))
-
-
-def _stretches(counts: Float64Array) -> Float64Array:
-    """Counts of every `NUM_DAYS` days in a row, shape (days - `NUM_DAYS` + 1, bins)."""
-    sums = np.cumsum(np.vstack([np.zeros(counts.shape[1]), counts]), axis=0)
-    stretches: Float64Array = sums[NUM_DAYS:] - sums[:-NUM_DAYS]
-    return stretches
 
 
 def describe(sudden: Mapping[str, float] | None) -> str:
