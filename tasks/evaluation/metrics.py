@@ -380,15 +380,8 @@ def observed_by_prediction(rows: PredictedRows) -> tuple[ValueBand, ...]:
     for part in np.array_split(order, min(CALIBRATION_BINS, len(order))):
         labels = rows.labels[part]
         low, high = np.quantile(labels, (0.1, 0.9))
-        bands.append(
-            ValueBand(
-                x=float(predictions[part].mean()),
-                low=float(low),
-                mean=float(labels.mean()),
-                high=float(high),
-                num_rows=len(part),
-            )
-        )
+        x, mean = float(predictions[part].mean()), float(labels.mean())
+        bands.append(ValueBand(x=x, low=low, mean=mean, high=high, num_rows=len(part)))
     return tuple(bands)
 
 
