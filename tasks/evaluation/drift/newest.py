@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from tasks.evaluation.drift.slow import MIN_DAY_SHARE, MIN_REFERENCE_DAYS
 from tasks.evaluation.drift.statistics import Histogram
 from tasks.kernel.values import first_of
 from tasks.stats.shift import distance, shares
@@ -19,8 +20,6 @@ from tasks.stats.shift import distance, shares
 NUM_DAYS = 4
 MIN_EXCESS = 0.2
 """Of the rows, beyond what the reference had; chosen on permuted days (decision record 0165)."""
-MIN_REFERENCE_DAYS = 28
-MIN_DAY_SHARE = 0.5  # of the rows of the reference's median day; a part of a day is unlike a whole
 MAX_NAMED = 5
 
 
