@@ -299,8 +299,8 @@ def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
     """
     clock = config.clock
     end = clock.day(moment)
-    test = clock.day_before(moment, clock.test_days)
-    validation = clock.day_before(moment, clock.test_days + clock.validation_days)
+    test = clock.day(moment, before=clock.test_days)
+    validation = clock.day(moment, before=clock.test_days + clock.validation_days)
     start = config.splits.train.start
     if validation - start < timedelta(days=clock.min_train_days):
         raise WindowError(

@@ -70,19 +70,18 @@ class ClockConfig(Described):
 
     def newest_days(self, moment: datetime) -> TimeWindow:
         """The newest `drift_days` whole days, in the use case's zone, whose labels are known."""
-        return TimeWindow(start=self.day_before(moment, self.drift_days), end=self.day(moment))
+        return TimeWindow(start=self.day(moment, self.drift_days), end=self.day(moment))
 
     def newest_labelled(self, moment: datetime) -> TimeWindow:
         """As many days as `drift_days`, up to the newest whole hour whose labels are known."""
         return self.newest(moment, timedelta(days=self.drift_days), labelled=True)
 
-    def day(self, moment: datetime) -> datetime:
-        """Begin of the first day that is not complete, UTC."""
-        return self.day_before(moment, 0)
+    def day(self, moment: datetime, before: int = 0) -> datetime:
+        """Begin of the first day that is not complete, or of one so many days before it, UTC.
 
-    def day_before(self, moment: datetime, num_days: int) -> datetime:
-        """Begin of the day so many days before `day`, UTC; such a day may have 23 or 25 hours."""
+        Such a day may have 23 or 25 hours.
+        """
         zone = ZoneInfo(self.time_zone)
         settled = self.shows(moment) - timedelta(hours=self.label_hours)
-        date = settled.astimezone(zone).date() - timedelta(days=num_days)
+        date = settled.astimezone(zone).date() - timedelta(days=before)
         return datetime.combine(date, time.min, zone).astimezone(UTC)

@@ -59,8 +59,8 @@ class _Variant(Described):
         default={},
         validation_alias=AliasChoices("stamp", "provenance"),
         serialization_alias="stamp",
-        description="In its files too; without it they are not loaded.",
     )
+    """In its files too; without it they are not loaded."""
 
 
 class BuiltVariant(_Variant):

@@ -145,9 +145,8 @@ def mapped_outputs(
     outputs: NDArray[np.floating[Any]], calibrator: Calibrator, task: TaskKind
 ) -> NDArray[np.float64]:
     """Scores with the map, from logits or predictions without it; shape as `outputs`."""
-    mapped: NDArray[np.float64] = (
-        calibrator.slope * outputs.astype(np.float64) + calibrator.intercept
-    )
+    exact = outputs.astype(np.float64)
+    mapped: NDArray[np.float64] = calibrator.slope * exact + calibrator.intercept
     return mapped if task == "regression" else 0.5 * (1 + np.tanh(0.5 * mapped))
 
 

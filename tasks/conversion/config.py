@@ -98,8 +98,8 @@ class ConversionConfig(Described):
         default=("onnx-fp32", "openvino-fp32", "openvino-int8"),
         min_length=1,
         validation_alias=FORMATS_KEY,
-        description="Variants to judge. What a format is made from is built too.",
     )
+    """Variants to judge. What a format is made from is built too."""
     hardware_class: ClassName = "cpu"
     """Hardware class the variants are measured on and for, see `hardware.yaml`."""
     bounds: Mapping[str, QualityBound] = Field(default={})

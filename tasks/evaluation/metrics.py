@@ -54,6 +54,7 @@ RANGES = {
     "excess_brier": (-2.0, 2.0),
     "bias": UNBOUNDED,
 }
+Rows = RankedRows | RankedClasses | PredictedRows
 
 
 def seeded_days(num_days: int) -> Float64Array:
@@ -79,7 +80,7 @@ class Measured:
         by_class: name of each of several classes to the same of that class against the rest.
     """
 
-    rows: RankedRows | RankedClasses | PredictedRows
+    rows: Rows
     values: Float64Array
     replicates: Float64Array
     unit: str = ""
@@ -140,26 +141,16 @@ def measure_rows(rows: pd.DataFrame, columns: DatasetSchema, score: str) -> Meas
         columns: names, and the kind of task.
         score: column of the model's scores.
     """
-    labels, scores = rows[columns.label].to_numpy(), rows[[*columns.score_columns(score)]]
-    days, num_days = number_days(utc_times(rows, columns.event_time))
+    ready, num_days = _by_day(rows, columns, score)
     draws = seeded_days(num_days)
-    if columns.task == "multi-class":
-        several = RankedClasses(labels, scores.to_numpy(), days, CALIBRATION_BINS)
-        of = {
-            name: Measured(each, each.estimate(), each.measure(draws))
-            for name, each in zip(columns.classes, several.classes, strict=True)
-        }
-        replicates = several.together(np.stack([m.replicates for m in of.values()]), draws)
-        return Measured(several, several.estimate(), replicates, by_class=of)
-    ready: RankedRows | PredictedRows
-    of_row = scores[score].to_numpy()
-    if columns.task == "classification":
-        ready = RankedRows(labels, of_row, days, CALIBRATION_BINS)
-    else:
-        name = columns.baseline
-        baseline = None if name is None else rows[name].to_numpy(np.float64)
-        ready = PredictedRows(labels, of_row, baseline, days)
-    return Measured(ready, ready.estimate(), ready.measure(draws), columns.unit)
+    if not isinstance(ready, RankedClasses):
+        return Measured(ready, ready.estimate(), ready.measure(draws), columns.unit)
+    of = {
+        name: Measured(each, each.estimate(), each.measure(draws))
+        for name, each in zip(columns.classes, ready.classes, strict=True)
+    }
+    replicates = ready.together(np.stack([m.replicates for m in of.values()]), draws)
+    return Measured(ready, ready.estimate(), replicates, by_class=of)
 
 
 def primary_metric(
@@ -176,17 +167,24 @@ def primary_metric(
     Returns:
         The estimate, NaN where it is not defined, and its replicates, shape (draws,).
     """
-    labels, scores = rows[columns.label].to_numpy(), rows[[*columns.score_columns(score)]]
-    days, num_days = number_days(utc_times(rows, columns.event_time))
+    ready, num_days = _by_day(rows, columns.model_copy(update={"baseline": None}), score)
     once = np.ones((1, num_days))
     draws = np.concatenate([once, seeded_days(num_days)]) if replicates else once
-    if columns.task == "multi-class":
-        found = RankedClasses(labels, scores.to_numpy(), days, CALIBRATION_BINS).auc(draws)
-    elif columns.task == "classification":
-        found = RankedRows(labels, scores[score].to_numpy(), days, CALIBRATION_BINS).auc(draws)
-    else:
-        found = PredictedRows(labels, scores[score].to_numpy(), None, days).measure(draws)[:, 0]
+    found = ready.measure(draws)[:, 0] if isinstance(ready, PredictedRows) else ready.auc(draws)
     return float(found[0]), found[1:]
+
+
+def _by_day(rows: pd.DataFrame, columns: DatasetSchema, score: str) -> tuple[Rows, int]:
+    """Labelled rows that are ready to be weighted by day, and how many days they have."""
+    labels, scores = rows[columns.label].to_numpy(), rows[[*columns.score_columns(score)]]
+    days, num_days = number_days(utc_times(rows, columns.event_time))
+    if columns.task == "multi-class":
+        return RankedClasses(labels, scores.to_numpy(), days, CALIBRATION_BINS), num_days
+    of_row = scores[score].to_numpy()
+    if columns.task == "classification":
+        return RankedRows(labels, of_row, days, CALIBRATION_BINS), num_days
+    baseline = None if columns.baseline is None else rows[columns.baseline].to_numpy(np.float64)
+    return PredictedRows(labels, of_row, baseline, days), num_days
 
 
 def error_ratio(model: Measured, plain: Sequence[Measured], tolerance: float) -> Metric:
@@ -382,15 +380,8 @@ def observed_by_prediction(rows: PredictedRows) -> tuple[ValueBand, ...]:
     for part in np.array_split(order, min(CALIBRATION_BINS, len(order))):
         labels = rows.labels[part]
         low, high = np.quantile(labels, (0.1, 0.9))
-        bands.append(
-            ValueBand(
-                x=float(predictions[part].mean()),
-                low=float(low),
-                mean=float(labels.mean()),
-                high=float(high),
-                num_rows=len(part),
-            )
-        )
+        x, mean = float(predictions[part].mean()), float(labels.mean())
+        bands.append(ValueBand(x=x, low=low, mean=mean, high=high, num_rows=len(part)))
     return tuple(bands)
 
 

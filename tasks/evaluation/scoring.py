@@ -99,9 +99,7 @@ def labelled(scored: ScoredWindow, columns: DatasetSchema, store: ArtifactStore)
 
 def utc_times(frame: pd.DataFrame, column: str) -> NDArray[np.datetime64]:
     """Event times as UTC without a zone, shape (rows,)."""
-    times: NDArray[np.datetime64] = (
-        frame[column].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
-    )
+    times: NDArray[np.datetime64] = frame[column].dt.tz_convert(None).to_numpy()
     return times
 
 

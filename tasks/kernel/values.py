@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -70,6 +70,12 @@ def printable(text: object) -> str:
 def plain(text: object) -> str:
     """Text that neither Markdown nor HTML reads as anything else, on one line."""
     return escape(" ".join(printable(text).split()), quote=False).translate(_SPECIAL)
+
+
+def first_of(texts: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first few, and how many there are beside: `a, b and 3 more`."""
+    shown, rest = between.join(texts[:most]), len(texts) - most
+    return f"{shown}{between.rstrip(' ,')} and {rest} more" if rest > 0 else shown
 
 
 def flattened(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

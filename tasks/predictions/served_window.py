@@ -25,6 +25,7 @@ from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, children, code_digest, content_key
+from tasks.kernel.values import first_of
 from tasks.predictions import reading
 from tasks.predictions import schema as log
 from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
@@ -319,9 +320,8 @@ def _described(
         f"{joined.labelled:,} of them with a label"
     ]
     if left_out:
-        more = len(left_out) - MOST_NAMED
-        named = ", ".join(left_out[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        sentences.append(f"not compared, since the log hides them: {named}")
+        hidden = first_of(left_out, MOST_NAMED)
+        sentences.append(f"not compared, since the log hides them: {hidden}")
     if read.damaged:
         sentences.append(f"{len(read.damaged)} damaged part(s) of the log were left out")
     return "; ".join(sentences)

@@ -44,19 +44,16 @@ def render_page(
 ) -> str:
     """The whole page, self-contained: no script and no address that a browser would load."""
     evidence = newest_evidence(entries)
-    return (
-        page_environment()
-        .get_template("release.html.j2")
-        .render(
-            release=release,
-            entries=entries,
-            evidence=evidence,
-            broken_glass=broken_glass,
-            names=NAMES,
-            answered=_answered(evidence),
-            strip=steps_strip(release, entries),
-            charts=charts(release, entries),
-        )
+    template = page_environment().get_template("release.html.j2")
+    return template.render(
+        release=release,
+        entries=entries,
+        evidence=evidence,
+        broken_glass=broken_glass,
+        names=NAMES,
+        answered=_answered(evidence),
+        strip=steps_strip(release, entries),
+        charts=charts(release, entries),
     )
 
 

@@ -34,17 +34,14 @@ def render_search_page(record: StudyRecord, pictures: Drawings) -> str:
     ranked = sorted(
         record.trials, key=lambda t: (t.state != "complete", -(t.quality or 0), t.number)
     )
-    return (
-        page_environment()
-        .get_template("search.html.j2")
-        .render(
-            record=record,
-            best=next((t for t in record.trials if t.number == record.best), None),
-            counts={state: states.count(state) for state in MARKERS},
-            ranked=ranked[:MOST_ROWS],
-            pictures=pictures,
-            readable=readable,
-        )
+    template = page_environment().get_template("search.html.j2")
+    return template.render(
+        record=record,
+        best=next((t for t in record.trials if t.number == record.best), None),
+        counts={state: states.count(state) for state in MARKERS},
+        ranked=ranked[:MOST_ROWS],
+        pictures=pictures,
+        readable=readable,
     )
 
 

@@ -16,6 +16,7 @@ A change that begins at an unknown moment is another question: `change_wealth` b
 after every observation.
 """
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -28,23 +29,18 @@ CHANGE_BETS: FloatArray = np.array([0.05, 0.1, 0.2, 0.4, 0.7])
 _HALVINGS = 40
 
 
-def log_wealth(differences: FloatArray, bets: FloatArray = BETS) -> FloatArray:
+def log_wealth(differences: FloatArray) -> FloatArray:
     """Logarithm of the wealth after each difference.
 
     Args:
         differences: in [-1, 1], shape (..., n), in the order in which they became known; positive
             where the candidate did worse.
-        bets: in [0, 1).
 
     Returns:
         log E_t, same shape. It is the same supermartingale wherever one stops reading it.
     """
-    total: FloatArray | None = None
-    for bet in bets:
-        each = np.cumsum(np.log1p(bet * differences), axis=-1)
-        total = each if total is None else np.logaddexp(total, each)
-    assert total is not None
-    found: FloatArray = total - np.log(len(bets))
+    each = (np.cumsum(np.log1p(bet * differences), axis=-1) for bet in BETS)
+    found: FloatArray = reduce(np.logaddexp, each) - np.log(len(BETS))
     return found
 
 

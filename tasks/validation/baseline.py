@@ -29,8 +29,7 @@ Statistic = Literal[
     "on_grid",
     "unseen_share",
 ]
-Bound = float | None
-Band = tuple[Bound, Bound]
+Band = tuple[float | None, float | None]
 Query = Callable[[str], list[tuple[Any, ...]]]
 LEVELS: tuple[Statistic, ...] = ("low", "median", "high", "mean")
 GRID_TOLERANCE = 0.02

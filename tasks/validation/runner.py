@@ -14,17 +14,10 @@ from tasks.contracts import data
 from tasks.contracts.base import Artifact, TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.values import first_of
+from tasks.validation import outcome as outcomes
 from tasks.validation.baseline import DAYS, faults_in, literal, quoted
 from tasks.validation.expectations import Judged, compile_suite, run_checks
-from tasks.validation.outcome import (
-    CheckOutcome,
-    Status,
-    SuiteOutcome,
-    failure_in_words,
-    observed_in_words,
-    read_outcome,
-    unexpected_values,
-)
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite
 
@@ -35,7 +28,7 @@ MAX_FAULTS_IN_MESSAGE = 12
 MOST_NAMED = 10
 AT_ONCE = 2
 """Tables that are judged side by side; each takes up to a gigabyte."""
-Show = Callable[[SuiteOutcome], None]
+Show = Callable[[outcomes.SuiteOutcome], None]
 
 
 def validate_tables(
@@ -78,13 +71,13 @@ def validate_tables(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         begun = [pool.submit(copy_context().run, judge, table) for table in tables]
         try:
-            outcomes = [one.result() for one in begun]
+            results = [one.result() for one in begun]
         except BaseException:  # a time limit or an interruption, too: no further table is begun
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if refusals := [str(one) for one in outcomes if isinstance(one, DataContractError)]:
+    if refusals := [str(one) for one in results if isinstance(one, DataContractError)]:
         raise DataContractError("\n".join(refusals))
-    return tuple(one for one in outcomes if isinstance(one, data.ValidationResult))
+    return tuple(one for one in results if isinstance(one, data.ValidationResult))
 
 
 def validate_snapshot(
@@ -182,7 +175,7 @@ def validate_table(
     for sentence in result.warnings:
         logger.warning("%s, suite %s: %s", table.name, suite.suite, sentence)
     if show:
-        show(read_outcome(store.path(result.result)))
+        show(outcomes.read_outcome(store.path(result.result)))
     return result
 
 
@@ -192,7 +185,7 @@ def _judge(
     window: TimeWindow,
     store: ArtifactStore,
     references: Mapping[str, data.TableRef],
-) -> SuiteOutcome:
+) -> outcomes.SuiteOutcome:
     """The outcome of a suite on a table; what the data does wrong is in it, never raised."""
     path = store.path(table.artifact)
     others = {name: store.path(ref.artifact) for name, ref in references.items()}
@@ -213,7 +206,7 @@ def _judge(
         faults = [str(exc)]
     checks = tuple(map(_check_outcome, judged))
     broken = [item for item, check in zip(judged, checks, strict=True) if check.status == "failed"]
-    return SuiteOutcome(
+    return outcomes.SuiteOutcome(
         suite=suite.suite,
         subject=table.name,
         subject_sha256=table.artifact.sha256,
@@ -234,22 +227,22 @@ def _pointed_to(broken: Judged) -> list[str]:
     rule = broken.check.rule
     if rule.fault:
         return [rule.fault]
-    values = unexpected_values(broken.result or {}) if rule.table == DAYS else []
+    values = outcomes.unexpected_values(broken.result or {}) if rule.table == DAYS else []
     return [fault for value in values for fault in faults_in(str(value))]
 
 
-def _check_outcome(judged: Judged) -> CheckOutcome:
+def _check_outcome(judged: Judged) -> outcomes.CheckOutcome:
     check, rule, result = judged.check, judged.check.rule, judged.result
-    status: Status = "passed"
+    status: outcomes.Status = "passed"
     observed, sentence = f"{judged.num_rows} rows, judged from {rule.min_rows} on", ""
     if result is None:
         status = "skipped"
     else:
-        observed = observed_in_words(result)
+        observed = outcomes.observed_in_words(result)
         if not result["success"]:
             status = "failed" if rule.severity == "critical" else "warned"
-            sentence = f"{failure_in_words(result)} ({rule.says})"
-    return CheckOutcome(
+            sentence = f"{outcomes.failure_in_words(result)} ({rule.says})"
+    return outcomes.CheckOutcome(
         entry=check.entry,
         type=rule.type,
         table=rule.table,
@@ -262,23 +255,21 @@ def _check_outcome(judged: Judged) -> CheckOutcome:
     )
 
 
-def _keep(outcome: SuiteOutcome, folder: StagedFolder) -> Artifact:
+def _keep(outcome: outcomes.SuiteOutcome, folder: StagedFolder) -> Artifact:
     text = outcome.model_dump_json(indent=1)
     (folder.path / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
     return folder.artifact(RESULT_FILE)
 
 
-def _refusal(outcome: SuiteOutcome) -> str:
+def _refusal(outcome: outcomes.SuiteOutcome) -> str:
     about = f"{outcome.num_rows} rows of {outcome.subject} ({outcome.window})"
     if outcome.table_faults:
         return f"suite {outcome.suite!r} cannot judge {about}: {'; '.join(outcome.table_faults)}"
-    sentences, num_failed = list(outcome.faults[:MAX_FAULTS_IN_MESSAGE]), len(outcome.faults)
-    if (more := num_failed - len(sentences)) > 0:
-        sentences.append(f"and {more} more")
+    faults = outcome.faults
     looks = f" (looks like: {', or '.join(outcome.looks_like)})" if outcome.looks_like else ""
     return (
-        f"suite {outcome.suite!r}: {num_failed} of {outcome.num_judged} expectations failed on "
-        f"{about}{looks}: {'; '.join(sentences)}"
+        f"suite {outcome.suite!r}: {len(faults)} of {outcome.num_judged} expectations failed on "
+        f"{about}{looks}: {first_of(faults, MAX_FAULTS_IN_MESSAGE, '; ')}"
     )
 
 
@@ -338,9 +329,8 @@ def _faults_of_windows(
             )
         unknown = [column for column, count in zip(inputs, counts, strict=False) if not count]
         if unknown and name == "train":
-            more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
             faults.append(
-                f"{', '.join(unknown[:MOST_NAMED])}{more} have no known value in any of the "
+                f"{first_of(unknown, MOST_NAMED)} have no known value in any of the "
                 f"{num_rows:,} rows of the train window {window}; look at the query and at the "
                 "ttl of the feature view, or take them out of the feature service"
             )

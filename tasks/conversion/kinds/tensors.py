@@ -244,7 +244,7 @@ def _read_calibration(job: targets.ConversionJob) -> targets.Batches:
         raise ConversionError(f"there is nothing to calibrate INT8 on: {exc}") from exc
     count = min(job.config.calibration_rows, inputs.num_rows)
     chosen = np.random.default_rng(targets.SEED).choice(inputs.num_rows, count, replace=False)
-    sample = targets.ModelInputs({name: array[np.sort(chosen)] for name, array in inputs.items()})
+    sample = inputs.taken(np.sort(chosen))
     return tuple(sample.blocks(min(CALL_ROWS, most_rows_of(job.program.signature))))
 
 

@@ -34,37 +34,26 @@ Distances = Callable[[Scores, Scores], FloatArray]
 """How far two models' answers for the same rows are apart, one figure a row, 0 for equal."""
 
 
-@dataclass(frozen=True, eq=False)
-class ModelInputs(Mapping[str, Array]):
+class ModelInputs(dict[str, Array]):
     """Arrays by the name of the input that takes them; the first axis of each counts the rows."""
 
-    arrays: Mapping[str, Array]
-
-    def __post_init__(self) -> None:
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
         """Refuse arrays of different lengths."""
-        lengths = {name: len(array) for name, array in self.arrays.items()}
+        super().__init__(arrays)
+        lengths = {name: len(array) for name, array in self.items()}
         if len(set(lengths.values())) != 1:
             raise DataContractError(
                 f"model inputs have {lengths or 'no'} rows, expected the same number in each array"
             )
 
-    def __getitem__(self, name: str) -> Array:
-        return self.arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
-
-    def __len__(self) -> int:
-        return len(self.arrays)
-
     @property
     def num_rows(self) -> int:
         """Rows of every array."""
-        return len(next(iter(self.arrays.values())))
+        return len(next(iter(self.values())))
 
     def block(self, start: int, end: int) -> ModelInputs:
         """Rows `start` to before `end`, or fewer where there are not so many."""
-        return ModelInputs({name: array[start:end] for name, array in self.arrays.items()})
+        return ModelInputs({name: array[start:end] for name, array in self.items()})
 
     def blocks(self, rows: int) -> Iterator[ModelInputs]:
         """All rows, `rows` at a time."""
@@ -73,7 +62,7 @@ class ModelInputs(Mapping[str, Array]):
 
     def taken(self, index: NDArray[np.int64]) -> ModelInputs:
         """The rows at these places, in this order."""
-        return ModelInputs({name: array[index] for name, array in self.arrays.items()})
+        return ModelInputs({name: array[index] for name, array in self.items()})
 
     def repeated(self, rows: int) -> ModelInputs:
         """Exactly `rows` rows: the first ones, started over where there are not so many."""

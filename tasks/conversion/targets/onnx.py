@@ -417,8 +417,7 @@ class _Reader:
         self._batches = iter(sample)
 
     def get_next(self) -> dict[str, Any] | None:
-        batch = next(self._batches, None)
-        return None if batch is None else dict(batch)
+        return next(self._batches, None)
 
 
 def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:

@@ -169,7 +169,7 @@ def quantize(model: Any, sample: Batches, is_transformer: bool = False, bits: in
     with _quiet_nncf():
         return nncf.quantize(
             model,
-            nncf.Dataset([dict(batch) for batch in sample]),
+            nncf.Dataset(list(sample)),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(sample),
             ignored_scope=nncf.IgnoredScope(types=sorted(present - set(LAYERS)), validate=False),

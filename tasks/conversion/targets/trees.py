@@ -121,23 +121,15 @@ Node = tuple[int, int, int, float, str, int, int]
 
 def _attributes(groups: Groups) -> dict[str, Any]:
     """The operator's lists: one entry a node, and one a leaf."""
-    nodes: list[Node] = []
-    weights: list[float] = []
-    for number, tree in enumerate(_each(groups)):
-        for node, weight in _nodes(number, *tree):
-            nodes.append(node)
-            weights += [] if weight is None else [weight]
-    lists = {
-        f"nodes_{name}": list(entries)
-        for name, entries in zip(NODE, zip(*nodes, strict=True), strict=True)
-    }
-    leaves = [node for node in nodes if node[4] == "LEAF"]
+    found = [each for number, tree in enumerate(_each(groups)) for each in _nodes(number, *tree)]
+    columns = zip(*(node for node, _ in found), strict=True)
+    leaves = [(node[0], node[1], weight) for node, weight in found if weight is not None]
     return {
-        **lists,
-        "target_treeids": [leaf[0] for leaf in leaves],
-        "target_nodeids": [leaf[1] for leaf in leaves],
-        "target_ids": [leaf[0] % groups[0]["leaf"].shape[2] for leaf in leaves],
-        "target_weights": weights,
+        **{f"nodes_{name}": list(entries) for name, entries in zip(NODE, columns, strict=True)},
+        "target_treeids": [tree for tree, _, _ in leaves],
+        "target_nodeids": [node for _, node, _ in leaves],
+        "target_ids": [tree % groups[0]["leaf"].shape[2] for tree, _, _ in leaves],
+        "target_weights": [weight for _, _, weight in leaves],
     }
 
 

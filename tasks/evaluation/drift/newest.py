@@ -10,16 +10,16 @@ the same season and weekday, as far as the reference has them.
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
+from tasks.evaluation.drift.slow import MIN_DAY_SHARE, MIN_REFERENCE_DAYS
 from tasks.evaluation.drift.statistics import Histogram
-from tasks.evaluation.drift.window import Float64Array
+from tasks.kernel.values import first_of
 from tasks.stats.shift import distance, shares
 
 NUM_DAYS = 4
 MIN_EXCESS = 0.2
 """Of the rows, beyond what the reference had; chosen on permuted days (decision record 0165)."""
-MIN_REFERENCE_DAYS = 28
-MIN_DAY_SHARE = 0.5  # of the rows of the reference's median day; a part of a day is unlike a whole
 MAX_NAMED = 5
 
 
@@ -40,18 +40,14 @@ def find_sudden(histograms: Mapping[str, Histogram]) -> dict[str, float] | None:
         before, now = (part[part.sum(axis=1) >= least] for part in (histogram.reference, latest))
         if len(before) < MIN_REFERENCE_DAYS or len(now) < NUM_DAYS:
             return None
-        usual, stretches = shares(before.sum(axis=0)), [_stretches(before), now[-NUM_DAYS:].sum(0)]
-        known, newest = (distance(shares(c) - usual, ordered=histogram.ordered) for c in stretches)
+        usual, runs = shares(before.sum(axis=0)), sliding_window_view(before, NUM_DAYS, axis=0)
+        known, newest = (
+            distance(shares(counts) - usual, ordered=histogram.ordered)
+            for counts in (runs.sum(axis=-1), now[-NUM_DAYS:].sum(axis=0))
+        )
         if (excess := float(newest - known.max())) > MIN_EXCESS:
             found[name] = excess
     return dict(sorted(found.items(), key=lambda each: -each[1]))
-
-
-def _stretches(counts: Float64Array) -> Float64Array:
-    """Counts of every `NUM_DAYS` days in a row, shape (days - `NUM_DAYS` + 1, bins)."""
-    sums = np.cumsum(np.vstack([np.zeros(counts.shape[1]), counts]), axis=0)
-    stretches: Float64Array = sums[NUM_DAYS:] - sums[:-NUM_DAYS]
-    return stretches
 
 
 def describe(sudden: Mapping[str, float] | None) -> str:
@@ -64,10 +60,8 @@ def describe(sudden: Mapping[str, float] | None) -> str:
     told = f"than any {NUM_DAYS} days in a row of it, by more than {MIN_EXCESS} of the rows"
     if not sudden:
         return f"No feature lies further from the reference in the newest {NUM_DAYS} days {told}."
-    named = "; ".join(f"{name} {excess:.2f}" for name, excess in [*sudden.items()][:MAX_NAMED])
-    rest = len(sudden) - MAX_NAMED
-    more = f"; and {rest} more" if rest > 0 else ""
+    named = [f"{name} {excess:.2f}" for name, excess in sudden.items()]
     return (
         f"Sudden change: the newest {NUM_DAYS} days of {len(sudden)} features lie further from the "
-        f"reference {told}: {named}{more}."
+        f"reference {told}: {first_of(named, MAX_NAMED, '; ')}."
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tasks.contracts.drift import DriftResult, FeatureDrift, SlowChange
 from tasks.contracts.evaluation import Metric, MetricSet, Quality, RegressionMetrics, ScoredWindow
 from tasks.evaluation.config import DriftConfig
+from tasks.kernel.values import first_of
 
 
 @dataclass(frozen=True)
@@ -224,10 +225,8 @@ def _on_features(features: Sequence[FeatureDrift], config: DriftConfig) -> str:
             f"None of {len(features)} features moved by more than {config.min_effect} of its rows "
             "with certainty."
         )
-    named = "; ".join(f"{f.feature} {f.effect:.2f}" for f in drifted[:MAX_NAMED])
-    rest = len(drifted) - MAX_NAMED
-    more = f"; and {rest} more" if rest > 0 else ""
+    named = [f"{f.feature} {f.effect:.2f}" for f in drifted]
     return (
         f"{len(drifted)} of {len(features)} features drifted, effect surely above "
-        f"{config.min_effect}: {named}{more}."
+        f"{config.min_effect}: {first_of(named, MAX_NAMED, '; ')}."
     )

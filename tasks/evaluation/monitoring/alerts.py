@@ -11,7 +11,7 @@ times a factor, is the least that counts. The largest over all features corrects
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from tasks.evaluation.monitoring.statistics import DAY, Binned, Floats
 from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.files import make_folder
 from tasks.kernel.settings import append, bring
-from tasks.kernel.values import Described
+from tasks.kernel.values import Described, first_of
 from tasks.metadata.database import held_everywhere
 from tasks.stats.shift import distance, psi, shares
 
@@ -108,47 +108,29 @@ def _baseline_noise(counts: Floats, length: int) -> float:
     return max(float(psi(total - part, part)) for part in parts)
 
 
+def _id_of(given: Mapping[str, Any]) -> str:
+    window = given["window"]
+    about = [given["kind"], given["view"], given["feature"] or ""]
+    about += [moment.isoformat() for moment in (window.start, window.end)]
+    return hashlib.sha256("\n".join(about).encode()).hexdigest()[:32]
+
+
 class AlertEvent(Described):
     """One thing that somebody should know."""
 
-    id: str = Field(min_length=16, description="Digest of kind, view, feature and window.")
-    time: datetime = Field(description="End of the window it speaks of, UTC.")
     kind: Kind
     view: str
     feature: str | None
     """Or the entity that is meant; None: the view as a whole."""
     window: TimeWindow
-    severity: Literal["warning", "critical"]
+    time: datetime = Field(default_factory=lambda given: given["window"].end)
+    """End of the window it speaks of, UTC."""
+    id: str = Field(default_factory=_id_of, min_length=16)
+    """Digest of kind, view, feature and window."""
+    severity: Literal["warning", "critical"] = "warning"
     value: float | None = Field(description="What was seen; None where there is nothing to see.")
     bound: float
     sentence: str
-
-
-def alert(
-    kind: Kind,
-    view: str,
-    feature: str | None,
-    window: TimeWindow,
-    value: float,
-    bound: float,
-    sentence: str,
-    *,
-    critical: bool = False,
-) -> AlertEvent:
-    """An event with the id that follows from what it is about."""
-    about = "\n".join([kind, view, feature or "", window.start.isoformat(), window.end.isoformat()])
-    return AlertEvent(
-        id=hashlib.sha256(about.encode()).hexdigest()[:32],
-        time=window.end,
-        kind=kind,
-        view=view,
-        feature=feature,
-        window=window,
-        severity="critical" if critical else "warning",
-        value=value if math.isfinite(value) else None,
-        bound=bound,
-        sentence=sentence,
-    )
 
 
 def day_alerts(view: str, usual: pd.DataFrame, days: pd.DataFrame) -> Iterator[AlertEvent]:
@@ -156,23 +138,24 @@ def day_alerts(view: str, usual: pd.DataFrame, days: pd.DataFrame) -> Iterator[A
     least, most = int(usual["num_rows"].min()), int(usual["num_rows"].max())  # empty days included
     low, high = least / VOLUME_FACTOR, most * VOLUME_FACTOR
     for day in _beginnings(days, ~days["num_rows"].between(low, high)):
-        yield alert(
-            "volume", view, None, _day(day.start), day.num_rows,
-            low if day.num_rows < low else high,
-            f"{view} has {day.num_rows:,} rows on {day.start:%Y-%m-%d}; the days of the "
+        yield AlertEvent(
+            kind="volume", view=view, feature=None, window=_day(day.start), value=day.num_rows,
+            bound=low if day.num_rows < low else high,
+            sentence=f"{view} has {day.num_rows:,} rows on {day.start:%Y-%m-%d}; the days of the "
             f"baseline have {least:,} to {most:,}",
-            critical=not day.num_rows,
+            severity="warning" if day.num_rows else "critical",
         )  # fmt: skip
     oldest = float(usual["age_hours"].max())
     bound = oldest + SPARE_AGE_H
     for day in _beginnings(days, days["age_hours"] > bound):
         known = math.isfinite(day.age_hours)
         age = f"is {day.age_hours:.0f} h old" if known else "has had no value yet"
-        yield alert(
-            "freshness", view, None, _day(day.start), day.age_hours, bound,
-            f"{view} {age} at {day.start + DAY:%Y-%m-%d %H:%MZ}; in the baseline it was at "
-            f"most {oldest:.0f} h",
-            critical=True,
+        yield AlertEvent(
+            kind="freshness", view=view, feature=None, window=_day(day.start), bound=bound,
+            value=day.age_hours if known else None,
+            sentence=f"{view} {age} at {day.start + DAY:%Y-%m-%d %H:%MZ}; in the baseline it was "
+            f"at most {oldest:.0f} h",
+            severity="critical",
         )  # fmt: skip
 
 
@@ -196,13 +179,12 @@ def entity_alerts(view: str, usual: pd.DataFrame, ages: pd.DataFrame) -> Iterato
     ages["odd"] = ages["behind"] > ages["bound"]
     for entity, days in ages.groupby("entity"):
         for day in _beginnings(days, days["odd"]):
-            yield alert(
-                "freshness", view, str(entity), _day(day.start), day.age_hours,
-                day.bound,
-                f"{view} of {entity} is {day.age_hours:.0f} h old at "
+            yield AlertEvent(
+                kind="freshness", view=view, feature=str(entity), window=_day(day.start),
+                value=day.age_hours, bound=day.bound, severity="critical",
+                sentence=f"{view} of {entity} is {day.age_hours:.0f} h old at "
                 f"{day.start + DAY:%Y-%m-%d %H:%MZ} and others are not; in the baseline it was at "
                 f"most {day.usual:.0f} h",
-                critical=True,
             )  # fmt: skip
 
 
@@ -223,12 +205,12 @@ def null_alerts(view: str, usual: pd.DataFrame, days: pd.DataFrame) -> Iterator[
         if (features["usual"] == 1).all():  # all were missing once before
             continue
         worst: Any = features.nlargest(1, "null_rate").iloc[0]
-        yield alert(
-            "null_rate", view, worst["feature"], _day(start), worst["null_rate"],
-            worst["usual"] + MAX_NULL_RISE,
-            f"{_named(list(features['feature']))} of {view} missing in {worst['null_rate']:.0%} of "
-            f"the {worst['num_rows']:,} rows of {start:%Y-%m-%d}; on a day of the baseline in at "
-            f"most {worst['usual']:.0%}",
+        yield AlertEvent(
+            kind="null_rate", view=view, feature=worst["feature"], window=_day(start),
+            value=worst["null_rate"], bound=worst["usual"] + MAX_NULL_RISE,
+            sentence=f"{first_of(list(features['feature']), MOST_NAMED)} of {view} missing in "
+            f"{worst['null_rate']:.0%} of the {worst['num_rows']:,} rows of {start:%Y-%m-%d}; "
+            f"on a day of the baseline in at most {worst['usual']:.0%}",
         )  # fmt: skip
 
 
@@ -244,11 +226,11 @@ def drift_alerts(
         drifted = sorted((d for d in drift if d.end_day == end and d.drifted), key=lambda d: -d.psi)
         if drifted and not before:
             last, worst = start + end * DAY, drifted[0]
-            yield alert(
-                "drift", view, worst.feature, TimeWindow(start=last - length * DAY, end=last),
-                worst.psi, worst.bound,
-                f"{_named([d.feature for d in drifted])} of {view} drifted in the "
-                f"{length} days to {last:%Y-%m-%d}: PSI {worst.psi:.2f} above "
+            yield AlertEvent(
+                kind="drift", view=view, feature=worst.feature, value=worst.psi, bound=worst.bound,
+                window=TimeWindow(start=last - length * DAY, end=last),
+                sentence=f"{first_of([d.feature for d in drifted], MOST_NAMED)} of {view} drifted "
+                f"in the {length} days to {last:%Y-%m-%d}: PSI {worst.psi:.2f} above "
                 f"{worst.bound:.2f}, KS {worst.ks:.2f}",
             )  # fmt: skip
         before = bool(drifted)
@@ -256,11 +238,6 @@ def drift_alerts(
 
 def _day(start: datetime) -> TimeWindow:
     return TimeWindow(start=start, end=start + DAY)
-
-
-def _named(features: Sequence[str]) -> str:
-    more = len(features) - MOST_NAMED
-    return ", ".join(features[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def grouped(events: Sequence[AlertEvent]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from tasks.contracts.base import TimeWindow
 from tasks.evaluation.monitoring.alerts import (
     FILE,
     AlertEvent,
-    alert,
     append_alerts,
     measure_drift,
     read_alerts,
@@ -18,18 +17,18 @@ from tasks.evaluation.monitoring.alerts import (
 from tasks.evaluation.monitoring.statistics import Binned
 
 
-def event(day: int, kind: str = "freshness") -> AlertEvent:
+def event(day: int, value: float | None = 9.0) -> AlertEvent:
     start = datetime(2013, 3, 1, tzinfo=UTC) + timedelta(days=day)
     window = TimeWindow(start=start, end=start + timedelta(days=1))
-    return alert(kind, "weather", None, window, 9.0, 4.0, "weather is 9 h old")  # type: ignore[arg-type]
+    said = {"kind": "freshness", "view": "weather", "feature": None, "sentence": "too old"}
+    return AlertEvent(**said, window=window, value=value, bound=4.0)
 
 
 def test_an_event_is_appended_once_and_a_cut_off_line_does_no_harm(tmp_path: Path) -> None:
     assert append_alerts(tmp_path, [event(1), event(2), event(1)]) == 2
     with (tmp_path / FILE).open("a") as stream:
         stream.write('{"id": "cut')
-    endless = alert("freshness", "weather", None, event(3).window, float("inf"), 4.0, "never seen")
-    assert append_alerts(tmp_path, [event(2), endless]) == 1
+    assert append_alerts(tmp_path, [event(2), event(3, value=None)]) == 1
 
     assert [(e.time.day, e.value) for e in read_alerts(tmp_path)] == [(3, 9.0), (4, 9.0), (5, None)]
 
