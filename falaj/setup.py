@@ -13,6 +13,8 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import USE_CASE_FILE
 
 EXAMPLES = Path(__file__).with_name("examples")  # in a checkout a link to feature_repo
+Template = Literal["table", "events", "timeseries", "flights", "traffic"]
+"""What `falaj init` begins with: a question about a table of one's own, or an example."""
 
 
 def setup(*, nccl: bool = False) -> None:

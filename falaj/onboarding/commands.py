@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from falaj.context import Here, Shown, row
 from falaj.onboarding.findings import Finding, exit_code
-from falaj.setup import copy_example
+from falaj.setup import Template, copy_example
 
 if TYPE_CHECKING:
     from falaj.onboarding.checks import CheckReport
-
-Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 
 
 def check(*, context: Here) -> Shown:

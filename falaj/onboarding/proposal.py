@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from falaj.onboarding.commands import Template
 from falaj.onboarding.inspection import FEW, Rows, column_called, row_key, step_of
+from falaj.setup import Template
 from tasks.contracts.data import TaskKind
 from tasks.features.declared.aggregates import DURATION, span
 from tasks.features.offline.duck import sql_name, sql_text
