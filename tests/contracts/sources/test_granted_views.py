@@ -15,7 +15,7 @@ import yaml
 from falaj.__main__ import main
 from tasks.contracts.data import FeatureTables
 from tasks.features.tables.build import EMPTY, build_feature_tables, current_tables, publish_tables
-from tasks.features.tables.tenants import Reading, copy_granted
+from tasks.features.tables.tenants import Reading, copy_granted, environment_of
 from tasks.governance.grants import FILE, Grant, read_grants, shared_views
 from tasks.kernel.errors import AccessError, ConfigurationError, SignatureError
 from tasks.kernel.keys.files import FileKeys
@@ -190,6 +190,15 @@ def test_rows_keep_the_class_the_homes_and_the_purposes_of_their_owner(
     assert refused(blue, red).endswith("write purposes: [advice] beside uri")
     blue.source(URI, **{**care, "home": ["uae", "eu"]})
     assert blue.read(window=month(3)).handling.homes == ("eu", "uae")
+
+
+def test_the_owners_process_knows_who_reads_and_nothing_of_the_readers_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FALAJ_TOKEN_FILE", "FALAJ_STATE", "FALAJ_KEYS", "FALAJ_HOME"):
+        monkeypatch.setenv(name, f"/reader/{name}")
+    found = {n: v for n, v in environment_of(tmp_path).items() if n.startswith("FALAJ_")}
+    assert found == {"FALAJ_TOKEN_FILE": "/reader/FALAJ_TOKEN_FILE", "FALAJ_HOME": str(tmp_path)}
 
 
 @pytest.mark.parametrize("uri", ["red/habits", "red/shop/../habits", "/shop/x", "red/a/b?c=d"])
