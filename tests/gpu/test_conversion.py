@@ -23,7 +23,6 @@ from tests.support.conversion.programs import (
     SmallNetwork,
     build_one,
     built,
-    exported,
     tabular_job,
     with_formats,
 )
@@ -49,7 +48,7 @@ def needs_provider(provider: str) -> None:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Converted:
     """One small program, of which a machine for GPUs makes the forms: OpenVINO is not needed."""
     store = ArtifactStore(tmp_path_factory.mktemp("conversion") / "artifacts")
-    return Converted(**vars(tabular_job(store, exported(SmallNetwork()))))
+    return Converted(**vars(tabular_job(store, SmallNetwork())))
 
 
 def agrees(case: Converted, model: LoadedModel, precision: str, *batches: ModelInputs) -> None:
@@ -117,7 +116,7 @@ def test_the_judge_times_forms_on_the_device(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "artifacts")
     targets = FORMS + (ENGINES if HAS_TENSORRT else ())
     config = QUICK.model_copy(update={"formats": targets, "hardware_class": "gpu"})
-    job = tabular_job(store, exported(SmallNetwork()), config)
+    job = tabular_job(store, SmallNetwork(), config)
     variants = judge_variants(job, built(job))
     assert all(variant.latencies for variant in variants), [v.reason for v in variants]
     assert {v.settings["provider"] for v in variants} <= {GPU_PROVIDER, "TensorRT"}

@@ -21,14 +21,7 @@ from tasks.conversion.targets.interface import (
 )
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.programs import (
-    QUICK,
-    SmallNetwork,
-    built,
-    exported,
-    tabular_job,
-    with_formats,
-)
+from tests.support.conversion.programs import QUICK, SmallNetwork, built, tabular_job, with_formats
 from tests.support.data import encoders
 from tests.support.data.builders import COLUMNS, frame
 
@@ -102,7 +95,7 @@ def judged_rows(*batches: ModelInputs, **changes: Any) -> JudgedRows:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """All three forms of one small program: built once, several tests look at them."""
     store = ArtifactStore(tmp_path_factory.mktemp("conversion") / "artifacts")
-    job = tabular_job(store, exported(SmallNetwork()))
+    job = tabular_job(store, SmallNetwork())
     onnx, openvino, int8 = built(job)
     return Case(**vars(job), onnx=onnx, openvino=openvino, int8=int8)
 

@@ -18,14 +18,7 @@ from tasks.conversion.convert import judge_variants
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import ConversionJob
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
-from tests.support.conversion.programs import (
-    QUICK,
-    SmallNetwork,
-    built,
-    exported,
-    tabular_job,
-    with_formats,
-)
+from tests.support.conversion.programs import QUICK, SmallNetwork, built, tabular_job, with_formats
 from tests.support.data import encoders
 
 FOR_PROCESSORS = tuple(
@@ -38,7 +31,7 @@ Variants = TypeAdapter(tuple[ModelVariant, ...])
 
 def network(store: ArtifactStore) -> ConversionJob:
     """A small network for tables, and the rows that judge it."""
-    return tabular_job(store, exported(SmallNetwork()))
+    return tabular_job(store, SmallNetwork())
 
 
 def encoder(store: ArtifactStore) -> ConversionJob:

@@ -135,9 +135,10 @@ def registered(store: ArtifactStore, rows: ValidatedDataset, content: bytes) -> 
 
 
 def tabular_job(
-    store: ArtifactStore, content: bytes, config: ConversionConfig = QUICK
+    store: ArtifactStore, network: nn.Module | bytes, config: ConversionConfig = QUICK
 ) -> ConversionJob:
-    """A program file in the store, to be converted with the rows of a small snapshot."""
+    """A network, or a program file, to be converted with the rows of a small snapshot."""
+    content = network if isinstance(network, bytes) else exported(network)
     rows = dataset(store)
     source = SnapshotRows(dataset=rows, splits=splits())
     return ConversionJob(registered(store, rows, content), source, config, store)

@@ -1,5 +1,6 @@
 """Tables for the validation tests: small hand-made ones, and a real week of the flights package."""
 
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import TableRef
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
+from tasks.validation.subject import Subject, open_subject
 from tasks.validation.suites import Rule, Suite
 from tests.support.data.repository import package_folder, scratch_folder
 
@@ -83,6 +85,12 @@ def between(column: str, low: float, high: float, **changes: object) -> Rule:
         "says": f"{column} lies between {low} and {high}",
     }
     return Rule.model_validate(fields | changes)
+
+
+def opened(frame: pd.DataFrame, checked: Suite, folder: Path) -> AbstractContextManager[Subject]:
+    """A table as the subject of a suite, written into a folder."""
+    frame.to_parquet(folder / "people.parquet", index=False)
+    return open_subject(folder / "people.parquet", checked.suite, checked, WEEK)
 
 
 def store_table(store: ArtifactStore, frame: pd.DataFrame, name: str = "people") -> TableRef:

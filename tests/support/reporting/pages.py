@@ -1,7 +1,11 @@
 """A report's page as a tree of tags and words, and its pictures as trees of their own."""
 
 import re
+import shlex
+import subprocess
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -59,6 +63,15 @@ def parsed(drawing: Markup | None) -> ElementTree.Element:
     assert root.findtext(f"{SVG}title")
     assert root.findtext(f"{SVG}desc")
     return root
+
+
+def run_command(command: str, folder: Path) -> str:
+    """What a command of a page prints in the state folder."""
+    program, *words = shlex.split(command)
+    command_line = [sys.executable if program == "python" else program, *words]
+    return subprocess.run(
+        command_line, cwd=folder, capture_output=True, text=True, check=True, timeout=120
+    ).stdout
 
 
 def texts(root: ElementTree.Element) -> list[str]:

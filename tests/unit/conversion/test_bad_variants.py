@@ -16,7 +16,7 @@ from tasks.contracts.release import BuiltVariant
 from tasks.conversion.examine import examine, take_reference
 from tests.support.conversion.cases import Case, TextCase
 from tests.support.conversion.forging import Edit, changed, edited
-from tests.support.conversion.programs import Decided, build_one, exported, tabular_job
+from tests.support.conversion.programs import Decided, build_one, tabular_job
 from tests.support.data.builders import COLUMNS
 from tests.support.suite.promises import Promise, proves
 
@@ -162,7 +162,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def decided(case: Case) -> Case:
     """A form of a network whose answers are far apart."""
-    job = tabular_job(case.store, exported(Decided()))
+    job = tabular_job(case.store, Decided())
     return replace(case, program=job.program, onnx=build_one("onnx-fp32", job))
 
 
@@ -176,13 +176,9 @@ def words(texts: TextCase) -> Bench:
     return Bench(texts, texts.built["onnx-fp32"])
 
 
-@pytest.fixture(params=["table", "words"])
-def bench(request: pytest.FixtureRequest) -> Bench:
-    found: Bench = request.getfixturevalue(request.param)
-    return found
-
-
-def test_the_good_form_passes(bench: Bench) -> None:
+@pytest.mark.parametrize("kind", ["table", "words"])
+def test_the_good_form_passes(kind: str, request: pytest.FixtureRequest) -> None:
+    bench: Bench = request.getfixturevalue(kind)
     assert bench.failure() is None
     assert bench.failure(edited(lambda model: None)) is None
 

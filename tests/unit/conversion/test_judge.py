@@ -23,7 +23,6 @@ from tests.support.conversion.programs import (
     SmallNetwork,
     SwappedColumns,
     build_one,
-    exported,
     tabular_job,
     with_formats,
 )
@@ -162,7 +161,7 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
 def test_a_form_of_another_model_is_caught_and_the_others_survive(
     case: Case, network: SmallNetwork, sentence: str
 ) -> None:
-    forged = build_one("onnx-fp32", tabular_job(case.store, exported(network)))
+    forged = build_one("onnx-fp32", tabular_job(case.store, network))
     built = (passed_off(case.store, forged, case.onnx), case.openvino, case.int8)
     variants = judge_variants(case, built)
     assert not variants[0].accepted

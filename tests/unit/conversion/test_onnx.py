@@ -12,7 +12,7 @@ from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE, encoding_nodes
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
-from tests.support.conversion.programs import Elementwise, build_one, exported, tabular_job
+from tests.support.conversion.programs import Elementwise, build_one, tabular_job
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 1024])
@@ -26,7 +26,7 @@ def test_any_number_of_rows_scores_as_pytorch_does(
 
 def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(store: ArtifactStore) -> None:
     network = Elementwise(lambda numbers: torch.special.gammaln(numbers).sum(1))
-    built = build_one("onnx-fp32", tabular_job(store, exported(network)))
+    built = build_one("onnx-fp32", tabular_job(store, network))
     assert built.files is None
     assert "cannot be written as ONNX opset 20: No ONNX function found" in built.failure
     assert "lgamma" in built.failure

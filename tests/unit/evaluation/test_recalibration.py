@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.special import expit
 from sklearn.calibration import _SigmoidCalibration
 from sklearn.linear_model import LinearRegression
 
@@ -29,17 +30,13 @@ WINDOW = TimeWindow(start=datetime(2026, 1, 1, tzinfo=UTC), end=datetime(2026, 1
 CONFIG = RecalibrationConfig(min_rows=50, min_positives=5)
 
 
-def sigmoid(logit: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 1 / (1 + np.exp(-logit))
-
-
 def drawn(
     seed: int, slope: float, intercept: float, num_rows: int = 2000
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
     """Labels, logits and days, where P(label) = sigmoid(slope * logit + intercept)."""
     rng = np.random.default_rng(seed)
     logit = rng.normal(-1, 1.2, num_rows)
-    labels = (rng.random(num_rows) < sigmoid(slope * logit + intercept)).astype(np.float64)
+    labels = (rng.random(num_rows) < expit(slope * logit + intercept)).astype(np.float64)
     return labels, logit, rng.integers(0, 14, num_rows)
 
 
@@ -51,7 +48,7 @@ def test_platt_scaling_is_that_of_scikit_learn(
     assume(2 < labels.sum() < len(labels) - 2)
     line = fit_platt(labels, logit, days)
     oracle = _SigmoidCalibration().fit(logit, labels)  # P = 1 / (1 + exp(a * logit + b))
-    ours = sigmoid(line.slope * logit + line.intercept)
+    ours = expit(line.slope * logit + line.intercept)
     assert np.abs(ours - oracle.predict(logit)).max() < 2e-4  # its solver stops early, ours not
 
 

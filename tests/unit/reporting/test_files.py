@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.reporting import page as files_module
 from tasks.reporting.page import announcement, checks, stored_artifacts, write_report
 from tests.support.data.builders import edited
+from tests.support.reporting.pages import run_command
 from tests.support.reporting.run_records import hostile_record, later, run_record
 
 
@@ -67,20 +66,11 @@ def test_the_commands_on_the_page_give_what_they_claim(store: ArtifactStore) -> 
     predictions = store.path(record.evaluation.predictions)
     rows = pd.read_parquet(predictions).rename(columns={"label": "is_late"})
     rows.to_parquet(predictions)
-    told = _run(found["AUC"].command, store)
+    home = store.root.parent
+    told = run_command(found["AUC"].command, home)
     assert float(told) == pytest.approx(roc_auc_score(rows.is_late, rows.score))
-    assert _run(found["Digest of the model"].command, store).split()[0] == (
-        record.model.program.sha256
-    )
-
-
-def _run(command: str, store: ArtifactStore) -> str:
-    words = shlex.split(command)
-    words[0] = sys.executable if words[0] == "python" else words[0]
-    done = subprocess.run(
-        words, cwd=store.root.parent, capture_output=True, text=True, check=True, timeout=120
-    )
-    return done.stdout
+    digest, _ = run_command(found["Digest of the model"].command, home).split()
+    assert digest == record.model.program.sha256
 
 
 def test_a_column_name_cannot_smuggle_a_command_into_the_page(store: ArtifactStore) -> None:

@@ -1,8 +1,5 @@
 """The page of a replay: what a customer reads, and that every result can be shown."""
 
-import shlex
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +22,7 @@ from tasks.reporting.replay_page import (
     replay_lines,
     write_replay,
 )
-from tests.support.reporting.pages import Page, parsed
+from tests.support.reporting.pages import Page, parsed, run_command
 from tests.support.reporting.replays import replay
 
 NAMES: tuple[PolicyName, ...] = ("never", "monthly", "controller", "oracle")
@@ -114,11 +111,8 @@ def test_the_command_computes_the_qualities_from_the_stored_scores(
     target = tmp_path / "artifacts" / "replays" / "3" / "scores.parquet"
     target.parent.mkdir(parents=True)
     rows.to_parquet(target)
-    done = subprocess.run(
-        [sys.executable, *shlex.split(command(result))[1:]],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    printed = dict(line.split() for line in done.stdout.splitlines())
+    told = run_command(command(result), tmp_path)
+    printed = dict(line.split() for line in told.splitlines())
     assert {name: float(value) for name, value in printed.items()} == pytest.approx(expected)
 
 

@@ -12,20 +12,16 @@ from hypothesis import strategies as st
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.validation.expectations import Judged, compile_suite, run_checks
-from tasks.validation.subject import open_subject
 from tasks.validation.suites import Rule, Suite
-from tests.support.data.tables import WEEK, between, people, suite
+from tests.support.data.tables import between, opened, people, suite
 from tests.support.suite.examples import examples
 
 BETWEEN = "expect_column_values_to_be_between"
 
 
 def judge(frame: pd.DataFrame, checked: Suite) -> list[Judged]:
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "people.parquet"
-        frame.to_parquet(file, index=False)
-        with open_subject(file, "people", checked, WEEK) as subject:
-            return run_checks(compile_suite(checked, subject.derive()), subject, checked)
+    with TemporaryDirectory() as folder, opened(frame, checked, Path(folder)) as subject:
+        return run_checks(compile_suite(checked, subject.derive()), subject, checked)
 
 
 def rule(kind: str, **kwargs: object) -> Rule:

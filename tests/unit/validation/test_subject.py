@@ -8,14 +8,7 @@ import pytest
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite
-from tests.support.data.tables import WEEK, people, suite
-
-
-def faults(folder: Path, frame: pd.DataFrame, checked: Suite | None = None) -> list[str]:
-    frame.to_parquet(folder / "people.parquet", index=False)
-    with open_subject(folder / "people.parquet", "people", checked or suite(), WEEK) as subject:
-        return subject.table_faults()
-
+from tests.support.data.tables import WEEK, opened, people, suite
 
 WHOLE = suite(columns={"text": ["name", "town"], "integer": ["age"], "timestamp": ["born"]})
 PLAIN = people()["born"].dt.tz_localize(None).astype("datetime64[us]")
@@ -38,7 +31,8 @@ PLAIN = people()["born"].dt.tz_localize(None).astype("datetime64[us]")
 def test_each_fault_of_the_table_itself_is_named(
     tmp_path: Path, frame: pd.DataFrame, checked: Suite, words: list[str]
 ) -> None:
-    seen = faults(tmp_path, frame, checked)
+    with opened(frame, checked, tmp_path) as subject:
+        seen = subject.table_faults()
 
     assert len(seen) == len(words)
     for fault, word in zip(seen, words, strict=True):
@@ -68,12 +62,6 @@ def test_files_of_one_folder_that_differ_are_named_with_the_column(tmp_path: Pat
         pass
 
 
-def derive(folder: Path, checked: Suite) -> dict[str, set[str]]:
-    people().to_parquet(folder / "people.parquet", index=False)
-    with open_subject(folder / "people.parquet", "people", checked, WEEK) as subject:
-        return subject.derive()
-
-
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
@@ -84,21 +72,23 @@ def derive(folder: Path, checked: Suite) -> dict[str, set[str]]:
 def test_wrong_sql_names_file_and_entry(
     tmp_path: Path, changes: dict[str, object], place: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=rf"expectations/people\.yaml, {place}: the SQL"):
-        derive(tmp_path, suite(**changes))
+    with (
+        opened(people(), suite(**changes), tmp_path) as subject,
+        pytest.raises(ConfigurationError, match=rf"expectations/people\.yaml, {place}: the SQL"),
+    ):
+        subject.derive()
 
 
 def test_names_with_quotes_cannot_break_out_of_the_sql(tmp_path: Path) -> None:
     odd = "a\"ge'; DROP TABLE subject"
     folder = tmp_path / "it's"
     folder.mkdir()
-    people().rename(columns={"age": odd}).to_parquet(folder / "people.parquet", index=False)
     checked = suite(
         columns={"text": ["name", "town"], "number": [odd], "timestamp": ["born"]},
         expectations=[{"type": "expect_column_to_exist", "kwargs": {"column": odd}, "says": "x"}],
     )
 
-    with open_subject(folder / "people.parquet", "people", checked, WEEK) as subject:
+    with opened(people().rename(columns={"age": odd}), checked, folder) as subject:
         assert subject.table_faults() == []
         subject.derive()
         assert len(subject.frame("subject", [odd])) == 40

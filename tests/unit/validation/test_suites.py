@@ -9,9 +9,8 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.expectations import compile_suite
 from tasks.validation.runner import validate_table
-from tasks.validation.subject import open_subject
 from tasks.validation.suites import FOLDER, read_suite
-from tests.support.data.tables import REPO, WEEK, real_table
+from tests.support.data.tables import REPO, WEEK, opened, real_table
 
 GOOD = """
 suite: people
@@ -97,9 +96,8 @@ def test_every_suite_file_parses_and_its_sql_and_expectations_are_sound(
     checked = read_suite(REPO, name)
     columns = {name: DTYPES[kind] for kind, names in checked.columns.items() for name in names}
     empty = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in columns.items()})
-    empty.to_parquet(tmp_path / "table.parquet", index=False)
 
-    with open_subject(tmp_path / "table.parquet", name, checked, WEEK) as subject:
+    with opened(empty, checked, tmp_path) as subject:
         checks = compile_suite(checked, subject.derive())
 
     assert len(checks) >= len(checked.expectations)

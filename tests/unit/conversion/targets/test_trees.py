@@ -70,18 +70,21 @@ def test_every_format_of_boosted_trees_answers_as_the_program_does(
         assert np.abs(one - converted(typical.block(0, 50))).max() < most / 4
 
 
-def test_onnx_walks_down_the_trees_and_what_is_made_of_it_multiplies(trees: ConversionJob) -> None:
-    def graph(name: str) -> onnx.ModelProto:
-        built = build_one(name, trees)
-        assert built.files is not None, built.failure
-        return onnx.load(Path(trees.store.path(built.files)) / "model.onnx")
+def built_onnx(name: str, job: ConversionJob) -> tuple[list[str], set[str]]:
+    """Operators of a form, and the domains that they are of."""
+    built = build_one(name, job)
+    assert built.files is not None, built.failure
+    model = onnx.load(job.store.path(built.files) / "model.onnx")
+    return [n.op_type for n in model.graph.node], {entry.domain for entry in model.opset_import}
 
-    operators = [node.op_type for node in graph("onnx-fp32").graph.node]
+
+def test_onnx_walks_down_the_trees_and_what_is_made_of_it_multiplies(trees: ConversionJob) -> None:
+    operators, _ = built_onnx("onnx-fp32", trees)
     assert operators.count("TreeEnsembleRegressor") == 1
     assert "MatMul" not in operators
-    half = graph("onnx-fp16")
-    assert "MatMul" in [node.op_type for node in half.graph.node]
-    assert DOMAIN not in {entry.domain for entry in half.opset_import}
+    of_half, domains = built_onnx("onnx-fp16", trees)
+    assert "MatMul" in of_half
+    assert DOMAIN not in domains
 
 
 def test_trees_whose_scores_are_mapped_anew_stay_trees(
@@ -94,7 +97,5 @@ def test_trees_whose_scores_are_mapped_anew_stay_trees(
     assert write_mapped(before, after, COLUMNS, steep) == steep
     inputs = read_rows(rows, COLUMNS, splits().test, store, limit=500).inputs
     check_mapped(before, after, COLUMNS, steep, inputs)
-    built = build_one("onnx-fp32", tabular_job(store, after.read_bytes()))
-    assert built.files is not None, built.failure
-    operators = [n.op_type for n in onnx.load(store.path(built.files) / "model.onnx").graph.node]
+    operators, _ = built_onnx("onnx-fp32", tabular_job(store, after.read_bytes()))
     assert "TreeEnsembleRegressor" in operators
