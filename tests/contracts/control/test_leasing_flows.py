@@ -37,11 +37,11 @@ def leased_work(policy: StageLease) -> dict[str, str]:
 
 def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(settings: Settings) -> None:
     other = acquire(LeaseRepository(settings.leases_path), LeaseRequest(cores=1), "somebody else")
-    seen: list[Claim] = []
+    seen, before = list[Claim](), len(shown("devices"))  # of other tests too
 
     def look_and_release() -> None:
         try:
-            wait_until(lambda: shown("devices"), "the flow to say that it waits", 120)
+            wait_until(lambda: len(shown("devices")) > before, "the flow to say that it waits", 120)
             seen.extend(facts(settings))
         finally:
             other.release()
