@@ -195,30 +195,26 @@ class TrainingConfig(Described):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for is_wrong, sentence in (
-            (
-                self.global_batch_size % self.num_shards,
+        if self.global_batch_size % self.num_shards:
+            raise ValueError(
                 f"global_batch_size={self.global_batch_size} does not divide over num_shards="
-                f"{self.num_shards}; use a multiple of {self.num_shards}",
-            ),
-            (
-                self.replay_share is not None and self.start != "champion",
+                f"{self.num_shards}; use a multiple of {self.num_shards}"
+            )
+        if self.replay_share is not None and self.start != "champion":
+            raise ValueError(
                 "replay_share trains on what is new since the champion, so it needs "
-                "start='champion'; a network from scratch has nothing to build on",
-            ),
-            (
-                self.start == "champion" and self.model != NETWORK,
+                "start='champion'; a network from scratch has nothing to build on"
+            )
+        if self.start == "champion" and self.model != NETWORK:
+            raise ValueError(
                 f"start='champion' moves a network's weights by what they mean, and model="
-                f"{self.model!r} has none that are known; set start='scratch'",
-            ),
-            (
-                self.elastic.enabled and self.strategy.name != "horovod",
+                f"{self.model!r} has none that are known; set start='scratch'"
+            )
+        if self.elastic.enabled and self.strategy.name != "horovod":
+            raise ValueError(
                 f"elastic training needs strategy.name='horovod', not {self.strategy.name!r}: each "
-                "rank must hold the whole network to go on without another",
-            ),
-        ):
-            if is_wrong:
-                raise ValueError(sentence)
+                "rank must hold the whole network to go on without another"
+            )
         return self
 
     @property

@@ -23,6 +23,7 @@ from tasks.training.search.trial import TrialOrder
 
 if TYPE_CHECKING:
     from tasks.training.compression.plan import StudentPlan
+    from tasks.training.launch.monitor import OnEpoch
 
 LOGGER = logging.getLogger(__name__)
 # Above the longest `time_limit_s`, which the driver keeps itself and which names what was reached.
@@ -166,17 +167,12 @@ def run_trial(
     settings, logger = Settings.from_environment(), get_run_logger()
     storage = StudyStorage.of(order.search.storage, search_folder(settings), os.environ)
     study = Study(order.study, storage, order.search, order.base.judged_epochs)
-    trial.run_trial(
-        order,
-        study,
-        settings.home / "training" / "trials",
-        lambda config, work, report: make_model(
-            TrainingRequest(dataset, splits, config, project=settings.feature_repo),
-            settings.store,
-            work,
-            report,
-        ),
-    )
+
+    def launch(config: TrainingConfig, work: Path, report: "OnEpoch") -> training.TrainedModel:
+        request = TrainingRequest(dataset, splits, config, project=settings.feature_repo)
+        return make_model(request, settings.store, work, report)
+
+    trial.run_trial(order, study, settings.home / "training" / "trials", launch)
     record = study.trial(order.number)
     logger.debug("trial %d: %s", record.number, record.state)
     return record

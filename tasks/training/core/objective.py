@@ -27,7 +27,7 @@ from torch.nn import functional
 from tasks.contracts.training import DistillationTargets
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.training.config import TrainingConfig
-from tasks.training.data.preprocess import LabelScale, Preprocessing
+from tasks.training.data.preprocess import Float64Array, LabelScale
 from tasks.training.strategies.base import RowLosses
 
 # Two rows in one bin count as a tie: at worst the AUC is off by half the share of such pairs.
@@ -38,7 +38,7 @@ NUM_CLASS_BINS = 1 << 13
 
 def score_histograms(
     scores: NDArray[np.float32], labels: NDArray[Any], num_bins: int = NUM_SCORE_BINS
-) -> NDArray[np.float64]:
+) -> Float64Array:
     """Rows by score, shape (2, num_bins): first those with label 0, then those with 1.
 
     Args:
@@ -51,7 +51,7 @@ def score_histograms(
     return np.array(counts, dtype=np.float64)
 
 
-def histogram_auc(histograms: NDArray[np.float64]) -> float:
+def histogram_auc(histograms: Float64Array) -> float:
     """Probability that a row with label 1 scores above one with label 0; a tie counts half.
 
     Args:
@@ -63,7 +63,6 @@ def histogram_auc(histograms: NDArray[np.float64]) -> float:
     return float((positives * (below + negatives / 2)).sum() / pairs)
 
 
-Float64Array = NDArray[np.float64]
 HUBER_DELTA = 1.0
 """Standard deviations of the label beyond which an error counts by its size, not its square."""
 
@@ -229,11 +228,11 @@ def labels_of(targets: Tensor) -> Tensor:
     return targets if targets.ndim == 1 else targets[:, -1]
 
 
-def objective_of(preprocessing: Preprocessing) -> Objective:
-    """The objective of a network that was fitted like this."""
-    if preprocessing.num_outputs > 1:
-        return MultiClass(preprocessing.num_outputs)
-    return Regression(preprocessing.labels) if preprocessing.labels else Classification()
+def objective_of(num_outputs: int, labels: LabelScale | None) -> Objective:
+    """The objective of a model with so many outputs, and with labels that are numbers or none."""
+    if num_outputs > 1:
+        return MultiClass(num_outputs)
+    return Regression(labels) if labels else Classification()
 
 
 MIN_STEPS_PER_EPOCH = 8

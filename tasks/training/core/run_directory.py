@@ -121,7 +121,6 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoints"
         self.rows = path / "rows"
         # The rows of a training that continues the champion's, and those with a teacher's outputs.
         self.snapshot = path / "snapshot.parquet"
@@ -149,7 +148,6 @@ class RunDirectory:
             StorageError: the disk refused a write.
         """
         with refused_writes_explained(self.path):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
             for pattern in LEFTOVERS:
                 for leftover in self.path.glob(pattern):
                     leftover.unlink()

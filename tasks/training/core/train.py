@@ -95,7 +95,8 @@ class TrainingSession:
         self._sources = open_sources(self._job, exchange, self._run, self._clock.advance)
         self._clock.begin("building the network")
         torch.manual_seed(self._config.seed)
-        self._objective = objective.objective_of(self._sources.preprocessing)
+        fitted = self._sources.preprocessing
+        self._objective = objective.objective_of(fitted.num_outputs, fitted.labels)
         network = self._network()
         if is_own:
             self._objective.row_losses = own_losses(network, self._objective)
@@ -141,7 +142,7 @@ class TrainingSession:
             return
         champion = torch.load(self._job.initial_path, map_location="cpu", weights_only=True)
         state = self._strategy.state()
-        fitted = Fitted.of(self._sources.preprocessing, self._job.columns)
+        fitted = Fitted(self._sources.preprocessing, self._job.columns)
         earlier = Fitted.from_state(champion.get("preprocessing"), self._job.initial_columns)
         weights, lines = warm_start(state["network"], fitted, champion["network"], earlier)
         self._strategy.load({**state, "network": weights})

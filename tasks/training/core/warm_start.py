@@ -15,30 +15,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.contracts.data import DatasetSchema
 from tasks.kernel.errors import ArtifactError
-from tasks.training.data.preprocess import Float32Array, Preprocessing
+from tasks.training.data.preprocess import Float32Array, Float64Array, Preprocessing
 
 Weights = Mapping[str, Tensor]
-Float64Array = NDArray[np.float64]
 FIRST_LAYER = "perceptron.0"
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a network's inputs stand for: preprocessing, and the names of its columns."""
+    """What a network's inputs stand for: preprocessing, and the columns it was fitted on."""
 
     preprocessing: Preprocessing
-    categorical: tuple[str, ...]
-    numeric: tuple[str, ...]
-
-    @classmethod
-    def of(cls, preprocessing: Preprocessing, columns: DatasetSchema) -> Fitted:
-        """What was fitted on these columns."""
-        return cls(preprocessing, columns.categorical, columns.numeric)
+    columns: DatasetSchema
 
     @classmethod
     def from_state(cls, state: object, columns: DatasetSchema) -> Fitted:
@@ -57,7 +49,7 @@ class Fitted:
                 "the champion's checkpoint does not say which categories and bins its weights "
                 "stand for; it is of an earlier release, or damaged. Train without a warm start"
             ) from exc
-        return cls.of(fitted, columns)
+        return cls(fitted, columns)
 
 
 def warm_start(
@@ -94,11 +86,11 @@ class _Move:
 
     def embeddings(self) -> None:
         """Move each table by category code; one that the champion does not know is its unknown."""
-        for position, name in enumerate(self._new.categorical):
-            if name not in self._old.categorical:
+        for position, name in enumerate(self._new.columns.categorical):
+            if name not in self._old.columns.categorical:
                 self.lines.append(f"category {name}: the champion does not have this column")
                 continue
-            earlier = self._old.categorical.index(name)
+            earlier = self._old.columns.categorical.index(name)
             old_codes = self._old.preprocessing.vocabularies[earlier]
             codes = self._new.preprocessing.vocabularies[position]
             # The row of the old table for each of the new one, whose last is the unknown.
@@ -133,30 +125,16 @@ class _Move:
             columns = target.tables[name]
             part = old[:, source.tables[name]] @ turn.T
             made[:, columns.start : columns.start + part.shape[1]] = part
-        self._move_numbers(old, source, made, target, offset)
-        self.weights[weight] = torch.from_numpy(made).to(new.dtype)
-        self.weights[bias] = torch.from_numpy(offset).to(new.dtype)
-        return True
-
-    def _move_numbers(
-        self,
-        old: Float64Array,
-        source: _Inputs,
-        made: Float64Array,
-        target: _Inputs,
-        offset: Float64Array,
-    ) -> None:
-        """Write each number's function down on its new edges; what it is at the first moves over.
-
-        Below the first edge all bins are 0, so the function's value there goes into the bias; of a
-        missing value all bins are 0 too, so its indicator takes that value back.
-        """
-        for position, name in enumerate(self._new.numeric):
-            if name not in self._old.numeric:
+        # Each number's function is written down on its new edges; what it is at the first moves
+        # over. Below the first edge all bins are 0, so the function's value there goes into the
+        # bias; of a missing value all bins are 0 too, so its indicator takes that value back.
+        for position, name in enumerate(self._new.columns.numeric):
+            if name not in self._old.columns.numeric:
                 self.lines.append(f"number {name}: the champion does not have this column")
                 continue
             edges = self._new.preprocessing.edges[position]
-            old_edges = self._old.preprocessing.edges[self._old.numeric.index(name)]
+            earlier = self._old.columns.numeric.index(name)
+            old_edges = self._old.preprocessing.edges[earlier]
             function = _at(edges, old[:, source.bins[name]], old_edges)
             flag = old[:, source.flags[name]] if name in source.flags else 0.0
             base = function[:, 0] if len(edges) else 0.0
@@ -166,6 +144,9 @@ class _Move:
                 made[:, target.flags[name]] = flag - base
             if len(old_edges) and not len(edges):
                 self.lines.append(f"number {name}: is constant now; what it meant is left out")
+        self.weights[weight] = torch.from_numpy(made).to(new.dtype)
+        self.weights[bias] = torch.from_numpy(offset).to(new.dtype)
+        return True
 
     def later_layers(self) -> None:
         """Take over the layers behind the first one, up to the first that does not fit."""
@@ -189,18 +170,18 @@ class _Inputs:
 
     @classmethod
     def of(cls, fitted: Fitted, weights: Weights) -> _Inputs:
-        at = 0
+        columns, at = fitted.columns, 0
         tables, bins = {}, {}
-        for position, name in enumerate(fitted.categorical):
+        for position, name in enumerate(columns.categorical):
             width = weights[f"tables.{position}"].shape[1]
             tables[name] = slice(at, at + width)
             at += width
-        for name, edges in zip(fitted.numeric, fitted.preprocessing.edges, strict=True):
+        for name, edges in zip(columns.numeric, fitted.preprocessing.edges, strict=True):
             width = max(len(edges) - 1, 0)
             bins[name] = slice(at, at + width)
             at += width
         flagged = fitted.preprocessing.flagged
-        flags = {fitted.numeric[column]: at + k for k, column in enumerate(flagged)}
+        flags = {columns.numeric[column]: at + k for k, column in enumerate(flagged)}
         return cls(tables, bins, flags)
 
 

@@ -336,20 +336,15 @@ def check_types(schema: pa.Schema, columns: DatasetSchema) -> None:
     Raises:
         DataContractError: a column is missing or of a wrong type, or none is a feature.
     """
-    names = (
-        columns.row_id,
-        columns.event_time,
-        columns.label,
-        *columns.categorical,
-        *columns.numeric,
-    )
+    features = (*columns.categorical, *columns.numeric)
+    names = (columns.row_id, columns.event_time, columns.label, *features)
     missing = [name for name in names if name not in schema.names]
     if missing:
         raise DataContractError(
             f"the snapshot lacks column(s) {', '.join(missing)}; it has {len(schema.names)} "
             "columns. Build it again with the feature service that names them"
         )
-    if not columns.categorical and not columns.numeric:
+    if not features:
         raise DataContractError("the snapshot's schema names no feature; nothing can be learnt")
     times = schema.field(columns.event_time).type
     if not pa.types.is_timestamp(times) or times.tz is None:

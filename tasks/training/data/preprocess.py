@@ -15,6 +15,7 @@ from tasks.kernel.errors import DataContractError
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
 
 # Edges closer than this share of a column's span make no bin: 1 / width would lose all precision.
 MIN_BIN_SHARE = 1e-6
@@ -126,10 +127,7 @@ def fit_preprocessing(
             fit_vocabulary(name, category_counts[name], min_category_rows)
             for name in columns.categorical
         ),
-        edges=tuple(
-            fit_edges(number_sample[:, position], num_bins)
-            for position in range(len(columns.numeric))
-        ),
+        edges=tuple(fit_edges(column, num_bins) for column in number_sample.T),
         flagged=tuple(position for position, missing in enumerate(has_missing) if missing),
         labels=labels,
         num_outputs=len(columns.classes) or 1,

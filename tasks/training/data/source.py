@@ -27,7 +27,6 @@ from itertools import islice
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tasks.training.core.objective import StepPlan
 from tasks.training.data.preprocess import Float32Array, Int64Array, Preprocessing
@@ -198,11 +197,7 @@ class RowSource:
 
     def empty(self, num_rows: int) -> Batch:
         """A batch to be filled; one without rows is for a rank that must take part in a step."""
-
-        def made(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(*shape, dtype=dtype, pin_memory=self.pinned)
-
-        layout = self.store.layout
+        layout, made = self.store.layout, partial(torch.empty, pin_memory=self.pinned)
         positions = made(num_rows, layout.num_categorical, dtype=torch.int64)
         numeric = made(num_rows, layout.num_numeric, dtype=torch.float32)
         labels = made(num_rows, *([2] if layout.is_distilled else []), dtype=torch.float32)

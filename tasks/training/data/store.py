@@ -101,11 +101,8 @@ class RowStore:
         """A shard's file, opened for one use: there may be more shards than a process may open."""
         path = self._rows_path(shard)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                yield descriptor
-            finally:
-                os.close(descriptor)
+            with path.open("rb", buffering=0) as file:
+                yield file.fileno()
         except OSError as exc:
             raise TransientError(
                 f"decoded rows of shard {shard} cannot be read from {path} ({exc}); they were "

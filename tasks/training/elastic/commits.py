@@ -10,7 +10,6 @@ A rank that is lost in the middle makes a collective fail on the others: the err
 `run`. What happened after the last commit is then done again by those that are left.
 """
 
-import io
 import logging
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from tasks.training.checkpoints.store import to_host
+from tasks.training.checkpoints.store import deserialized, serialized, to_host
 from tasks.training.elastic.link import Pulse, RankLink
 from tasks.training.strategies.base import Communicator, State
 
@@ -113,18 +112,15 @@ class Commits:
 
         It travels as the bytes of a checkpoint file; nothing is unpickled.
         """
-        content = b""
-        if ranks.rank == 0:
-            stream = io.BytesIO()
-            torch.save({"number": self.number, "state": self._state}, stream)
-            content = stream.getvalue()
+        own = {"number": self.number, "state": self._state}
+        content = serialized(own) if ranks.rank == 0 else b""
         received = torch.empty(ranks.from_rank_0(len(content)), dtype=torch.uint8)
         if ranks.rank == 0:
             received.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         for chunk in torch.split(received, CHUNK_BYTES):
             ranks.broadcast_([chunk])
         if ranks.rank != 0:
-            commit = torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
+            commit = deserialized(received.numpy().tobytes())
             self._state, self.number = commit["state"], commit["number"]
 
 
@@ -154,13 +150,9 @@ class CheckedSteps:
 
     def _check(self) -> None:
         now = time.monotonic()
-        own = (
-            self.link.regroup_asked,
-            self.link.leave_asked,
-            now - self._checked_at,
-            self._commit_cost_s,
-        )
-        summed = self.ranks.sum(np.array(own, dtype=np.float64))
+        asked = self.link.regroup_asked, self.link.leave_asked
+        took_s = now - self._checked_at, self._commit_cost_s
+        summed = self.ranks.sum(np.array([*asked, *took_s], dtype=np.float64))
         regroup, leave = bool(summed[0]), bool(summed[1])
         elapsed_s, cost_s = (float(total) / self.ranks.size for total in summed[2:])
         self._uncommitted_s += elapsed_s

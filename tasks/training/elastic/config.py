@@ -52,13 +52,9 @@ class ElasticConfig(Described):
     """How long too few ranks are waited for."""
 
     @model_validator(mode="after")
-    def _bounds_in_order(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.min_ranks > self.max_ranks:
             raise ValueError(f"min_ranks={self.min_ranks} is above max_ranks={self.max_ranks}")
-        return self
-
-    @model_validator(mode="after")
-    def _hosts_can_be_reached(self) -> Self:
         needed = {
             "place (path of the file or program)": self.place,
             "place as namespace/label selector": "/" in self.place

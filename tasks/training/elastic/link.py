@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 import psutil
@@ -209,6 +209,13 @@ NOTICE_S = 25.0
 NOTICE_SHARE = 0.8
 
 
+def end_process(code: int) -> NoReturn:
+    """End this process at once, whatever libraries would do at exit; what was printed is out."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 class RankLink:
     """Talks to the driver over what was stdin and stdout; from then on prints go to stderr.
 
@@ -271,9 +278,7 @@ class RankLink:
     def leave_now(self) -> None:
         """Say goodbye and end the process."""
         self.send(Left())
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_LEFT)
+        end_process(EXIT_LEFT)
 
     def _ask_to_leave(self) -> None:
         self.leave_asked = True

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,9 +55,7 @@ def run_elastic(
             )
         )
         code = EXIT_FAILED
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # at once: Horovod's own end may wait for ranks that are gone
+    messages.end_process(code)  # Horovod's own end may wait for ranks that are gone
 
 
 @dataclass

@@ -11,13 +11,13 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, cast
 
 from tasks.kernel import guard
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.process import attempts
 from tasks.training.elastic import process
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.launch.rank_group import Lines, end_guard
@@ -44,16 +44,16 @@ class Tunnel:
         self._ends: dict[str, _End] = {}
         self._num_ends = 0
         own = self._begin("", AGENT, address_of(config.interface))
-        deadline = time.monotonic() + START_LIMIT_S
-        while not own.public:
+        for _ in attempts(START_LIMIT_S, 0.02):
             own.hear()
-            if own.trouble or time.monotonic() > deadline:
-                self.close()
-                reason = own.trouble or "no answer"
-                raise ConfigurationError(
-                    f"no tunnel to training hosts can be made here: {reason}. Nothing was trained"
-                )
-            time.sleep(0.02)
+            if own.public or own.trouble:
+                break
+        if own.trouble or not own.public:
+            self.close()
+            reason = own.trouble or "no answer"
+            raise ConfigurationError(
+                f"no tunnel to training hosts can be made here: {reason}. Nothing was trained"
+            )
         self.address = own.address
 
     def follow(self, hosts: Iterable[str]) -> None:

@@ -88,7 +88,7 @@ def serve(control: socket.socket) -> Order | None:
     """
     children: dict[int, tuple[int, int]] = {}  # descriptor of a guard: its rank and process id
     while True:
-        for ready in _ready(control.fileno(), *children):
+        for ready in select.select([control.fileno(), *children], [], [])[0]:
             if ready in children:
                 rank, pid = children.pop(ready)
                 os.close(ready)
@@ -115,13 +115,6 @@ def serve(control: socket.socket) -> Order | None:
             for descriptor in descriptors:
                 os.close(descriptor)
             children[os.pidfd_open(pid)] = (order.rank, pid)
-
-
-def _ready(*descriptors: int) -> list[int]:
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poll.poll()]
 
 
 def be_guard(order: Order, folder: str, module: str, server_pid: int) -> int:

@@ -33,7 +33,7 @@ from tasks.training.models.source import source_digest
 from tasks.training.telemetry.diagnosis import JobFacts
 from tasks.training.telemetry.meters import DeviceMeter
 from tasks.training.telemetry.sampler import TelemetrySampler
-from tasks.training.telemetry.step_clock import profile_files, profiler_variables
+from tasks.training.telemetry.step_clock import profile_files
 
 LOGGER = logging.getLogger(__name__)
 WORKER_MODULE = "tasks.training.launch.worker"
@@ -210,7 +210,9 @@ def _run_fixed(
 
 
 def _profiling(config: TrainingConfig) -> dict[str, str]:
-    return profiler_variables(config.strategy.engine) if config.telemetry.profile else {}
+    """Environment that a rank needs to be profiled: Horovod records on request, later."""
+    is_recorded = config.telemetry.profile and config.strategy.engine == "horovod"
+    return {"HOROVOD_TIMELINE": "DYNAMIC"} if is_recorded else {}
 
 
 def _run_elastic(
@@ -246,6 +248,7 @@ def _published(
     config, telemetry = request.config, result.telemetry
     measured = telemetry is not None and not telemetry.energy.estimated
     return TrainedModel(
+        **vars(result),
         program=folder.artifact(run.program.name),
         checkpoint=folder.artifact(run.best_checkpoint.name),
         log=folder.artifact(run.log.name),
@@ -253,15 +256,9 @@ def _published(
         config=config.model_dump(mode="json"),
         snapshot_sha256=request.dataset.snapshot.data.sha256,
         splits=job.splits,
-        epochs=result.epochs,
-        best_epoch=result.best_epoch,
-        num_ranks=result.num_ranks,
         strategy=config.strategy.name,
-        num_parameters=result.num_parameters,
-        seconds=result.seconds,
         energy_j=telemetry.energy.joules if telemetry and measured else None,
         launch=in_words(job.num_ranks, job.threads_per_rank),
-        telemetry=telemetry,
         kept=tuple(folder.artifact(file.name) for file in kept),
         started_from=request.initial,
     )

@@ -14,12 +14,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from signal import SIGKILL
 from typing import IO, cast
 
 from tasks.kernel import errors, guard
 from tasks.kernel.errors import FalajError, TrainingError
-from tasks.kernel.guard import END_WITHIN_S
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import rendezvous
 from tasks.training.launch.fork_server import KEPT_MEMORY, MAX_MESSAGE_BYTES, ONE_THREAD
@@ -68,7 +66,7 @@ class Lines:
         return whole
 
 
-def end_guard(guarding: subprocess.Popen[bytes], within_s: float = END_WITHIN_S) -> None:
+def end_guard(guarding: subprocess.Popen[bytes], within_s: float = guard.END_WITHIN_S) -> None:
     """Ask a guard to end what it guards, and wait until all of it is gone."""
     guarding.terminate()
     try:
@@ -243,6 +241,6 @@ class RankGroup:
     def _hang_up(self) -> None:
         """The server has ended by itself: its ranks end with it."""
         self._control.close()
-        code = self._server.wait(guard.END_WITHIN_S) or 128 + SIGKILL
+        code = self._server.wait(guard.END_WITHIN_S) or 128 + signal.SIGKILL
         for rank in range(self._num_ranks):
             self._codes.setdefault(rank, guard.shell_code(code))

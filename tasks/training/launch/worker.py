@@ -25,6 +25,7 @@ from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core import run_directory
 from tasks.training.core.train import TrainingSession
+from tasks.training.elastic.link import end_process
 from tasks.training.elastic.rank import run_elastic
 from tasks.training.strategies.base import Communicator
 from tasks.training.strategies.communicators import join
@@ -81,9 +82,7 @@ def errors_reported(run: run_directory.RunDirectory, rank: int) -> Iterator[None
             run.write_error(error)
         except StorageError:
             code = run_directory.EXIT_REPORT_REFUSED
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_process(code)
 
 
 def is_loss_of_another_rank(error: BaseException) -> bool:
@@ -206,16 +205,13 @@ def cores_of_rank(
 def _shares(free: list[list[int]], local_size: int, threads: int) -> Sequence[frozenset[int]]:
     """Cut the nodes' cores into equal shares; `free` is used up."""
     shares: list[frozenset[int]] = []
-    while len(shares) < local_size:
+    for _ in range(local_size):
         roomiest = max(free, key=len)  # so ranks, and their traffic, spread over the nodes
-        if len(roomiest) < threads:
-            break
+        if len(roomiest) < threads:  # then what is left of all of them
+            roomiest = [core for node in free for core in node]
+            free = [roomiest]
         shares.append(frozenset(roomiest[:threads]))
         del roomiest[:threads]
-    rest = [core for node in free for core in node]
-    while len(shares) < local_size:
-        shares.append(frozenset(rest[:threads]))
-        del rest[:threads]
     return shares
 
 

@@ -72,7 +72,8 @@ def average_of(
         whole.load_state_dict(of_network["network"])
         trees = BoostingProgram.of_state(of_trees["boosting"])
         program = AverageProgram(ScoringProgram(whole, fitted), trees).eval()
-        objective, path = objective_of(fitted), store.path(request.dataset.snapshot.data)
+        objective = objective_of(fitted.num_outputs, fitted.labels)
+        path = store.path(request.dataset.snapshot.data)
         train, _ = read_rows(request, path, request.splits.train)
         (train_loss,), _ = measured(objective, _outputs(program, train.for_losses()))
         chosen_on, _ = read_rows(request, path, request.splits.validation)
@@ -112,7 +113,5 @@ def average_of(
 
 def _outputs(program: AverageProgram, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
     with torch.inference_mode():
-        for start in range(0, len(rows.labels), BLOCK_ROWS):
-            part = slice(start, start + BLOCK_ROWS)
-            codes, numbers = (torch.from_numpy(a[part]) for a in (rows.codes, rows.numbers))
-            yield program.outputs(codes, numbers)[:, None], torch.from_numpy(rows.labels[part])
+        for codes, numbers, labels in rows.blocks(BLOCK_ROWS):
+            yield program.outputs(codes, numbers)[:, None], labels

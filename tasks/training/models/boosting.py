@@ -32,12 +32,13 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, cont
 from tasks.training.checkpoints.store import serialized
 from tasks.training.config import TrainingConfig
 from tasks.training.core.network import exported
-from tasks.training.core.objective import Classification, MultiClass, Objective, Regression
+from tasks.training.core.objective import Objective, objective_of
 from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.data.decode import RowFacts, SnapshotFile, inside
 from tasks.training.data.preprocess import (
     NO_CODE,
     Float32Array,
+    Float64Array,
     Int32Array,
     LabelScale,
     fit_vocabulary,
@@ -48,7 +49,6 @@ from tasks.training.models.trees import (
     NO_LEAF,
     BoostingProgram,
     CategoryValues,
-    Float64Array,
     Tree,
     TreeFeatures,
     grouped,
@@ -94,6 +94,11 @@ class Rows:
     codes: Int32Array
     numbers: Float32Array
     labels: Float32Array
+
+    def blocks(self, size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Codes, numbers and labels of all of them, `size` rows at a time."""
+        whole = (torch.from_numpy(each) for each in (self.codes, self.numbers, self.labels))
+        yield from zip(*(torch.split(each, size) for each in whole), strict=True)
 
     def for_losses(self) -> Rows:
         """So many of them, evenly, as a loss is taken from."""
@@ -267,16 +272,10 @@ def _category_values(
     names, config = request.columns.categorical, request.config
     if not names:
         return [], np.empty((len(targets), 0), dtype=np.float32)
-    known = [
-        fit_vocabulary(name, facts.category_counts[name], config.min_category_rows)
-        for name in names
-    ]
-    codes = np.column_stack(
-        [
-            np.where(np.isin(rows.codes[:, place], of_column), rows.codes[:, place], NO_CODE)
-            for place, of_column in enumerate(known)
-        ]
-    )
+    codes = rows.codes.copy()
+    for of_column, name in zip(codes.T, names, strict=True):
+        known = fit_vocabulary(name, facts.category_counts[name], config.min_category_rows)
+        of_column[~np.isin(of_column, known)] = NO_CODE
     is_number, classes = request.columns.task == "regression", request.columns.classes
     parts = (KFold if is_number else StratifiedKFold)(FOLDS, shuffle=True, random_state=config.seed)
     kind = "continuous" if is_number else "multiclass" if classes else "binary"
@@ -287,13 +286,9 @@ def _category_values(
         column, of_class = divmod(place, len(of_all))
         of_code = dict(zip(encoder.categories_[column].tolist(), means.tolist(), strict=True))
         unknown = float(of_code.pop(NO_CODE, of_all[of_class]))
-        values.append(
-            CategoryValues(
-                np.array(list(of_code), dtype=np.int32),
-                np.array(list(of_code.values()), dtype=np.float32),
-                unknown,
-            )
-        )
+        known_codes = np.array(list(of_code), dtype=np.int32)
+        known_values = np.array(list(of_code.values()), dtype=np.float32)
+        values.append(CategoryValues(known_codes, known_values, unknown))
     return values, encoded
 
 
@@ -391,10 +386,7 @@ def _epochs(
     program: BoostingProgram, rows: Rows, chosen_on: Rows, learning_rate: float, seconds: float
 ) -> tuple[EpochMetrics, ...]:
     """What each `STEP_TREES` trees brought, on both windows."""
-    outputs = len(program.base)
-    objective: Objective = MultiClass(outputs) if outputs > 1 else Classification()
-    if program.labels:
-        objective = Regression(program.labels)
+    objective = objective_of(len(program.base), program.labels)
     train, _ = measured(objective, _stages(program, rows.for_losses()))
     validation, qualities = measured(objective, _stages(program, chosen_on))
     each = seconds / len(train)
@@ -440,11 +432,8 @@ def _stages(program: BoostingProgram, rows: Rows) -> Blocks:
     outputs = len(program.base)
     size, step = max(1, BLOCK_ROWS // outputs**2), STEP_TREES * outputs
     with torch.inference_mode():
-        for start in range(0, len(rows.labels), size):
-            part = slice(start, start + size)
-            features = program.features(
-                torch.from_numpy(rows.codes[part]), torch.from_numpy(rows.numbers[part])
-            )
-            sums = program.with_base(program.trees.of_each(features).cumsum(1))
+        for codes, numbers, labels in rows.blocks(size):
+            each = program.trees.of_each(program.features(codes, numbers))
+            sums = program.with_base(each.cumsum(1))
             ends = [*range(step - 1, sums.shape[1], step), sums.shape[1] - 1]
-            yield sums[:, sorted(set(ends))], torch.from_numpy(rows.labels[part])
+            yield sums[:, sorted(set(ends))], labels

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tasks.training.core.network import scored
-from tasks.training.data.preprocess import NO_CODE, Int32Array, LabelScale
+from tasks.training.data.preprocess import NO_CODE, Float64Array, Int32Array, LabelScale
 from tasks.training.strategies.base import State
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -32,7 +32,6 @@ GROUP_QUESTIONS = 1024
 # Count that no row reaches: of a leaf that only fills up a group.
 NO_LEAF = 1e6
 PARTS = ("column", "threshold", "path", "lefts", "leaf")
-Float64Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

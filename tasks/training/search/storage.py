@@ -84,8 +84,6 @@ class StudyStorage:
         load_optuna()
         from optuna.storages import RDBStorage
 
-        with errors.refused_writes_explained(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
         # No pool: trials come and go in threads and processes of their own.
         options: dict[str, object] = {"poolclass": NullPool}
         if self.kind == "sqlite":

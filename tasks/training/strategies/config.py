@@ -48,8 +48,8 @@ class StrategyConfig(Described):
         return "horovod" if self.name == "horovod" else "torch"
 
     @model_validator(mode="after")
-    def _belongs_to_the_strategy(self) -> Self:
-        """Only a rank that holds the whole network can compress gradients or step alone."""
+    def _fits_together(self) -> Self:
+        # Only a rank that holds the whole network can compress gradients or step alone.
         for field in ("gradient_compression", "local_steps", "asynchronous", "compile"):
             value = getattr(self, field)
             if self.name == "fsdp" and value != type(self).model_fields[field].default:
@@ -57,11 +57,7 @@ class StrategyConfig(Described):
                     f"{field}={value} is for horovod and ddp alone, but name='fsdp'; leave {field} "
                     "out or choose one of them"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _sums_one_thing(self) -> Self:
-        """Local and asynchronous steps average weights, so there is no global gradient."""
+        # Local and asynchronous steps average weights, so there is no global gradient.
         needs_gradient = {
             "gradient_compression": self.gradient_compression != "none",
             "max_gradient_norm": self.max_gradient_norm is not None,

@@ -226,9 +226,8 @@ class Strategy:
         tensors and numbers, such as "perceptron.0.weight/exp_avg". What belongs to the strategy
         alone (a gradient scaler, error feedback) is under `strategy`.
         """
-        network = {
-            n: optimizers.on_host(self._to_plain(n, v)) for n, v in self._held_state().items()
-        }
+        held = self._held_state().items()
+        network = {name: optimizers.on_host(self._to_plain(name, part)) for name, part in held}
         optimizer = self._optimizer.state(self._to_plain)
         scale = self._scale.state() if self.config.precision == "fp16" else {}
         return {"network": network, "optimizer": optimizer, "strategy": scale}

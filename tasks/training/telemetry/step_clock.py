@@ -293,11 +293,6 @@ NUM_STEPS = 5
 TIMELINE = "horovod-timeline.json"
 
 
-def profiler_variables(engine: str) -> dict[str, str]:
-    """Environment that a rank needs to be profiled: Horovod records on request, later."""
-    return {"HOROVOD_TIMELINE": "DYNAMIC"} if engine == "horovod" else {}
-
-
 class StepProfiler:
     """Profiles `NUM_STEPS` steps of one rank, after the first few. Collective with Horovod.
 
@@ -307,7 +302,7 @@ class StepProfiler:
     Args:
         folder: the run directory.
         rank: this rank's number.
-        with_timeline: True on Horovod with the environment of `profiler_variables`; rank 0 writes.
+        with_timeline: True on Horovod, with `HOROVOD_TIMELINE=DYNAMIC`; rank 0 writes.
     """
 
     def __init__(self, folder: Path, rank: int, *, with_timeline: bool) -> None:

@@ -5,7 +5,7 @@ import functools
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +26,9 @@ class SmallDisk:
         """Full to the last byte inside the block, whoever deletes what."""
         ballast = self.folder / "ballast"
         with ballast.open("wb") as stream:
-            try:
+            with suppress(OSError):
                 while True:
                     os.write(stream.fileno(), b"\0" * _BLOCK)
-            except OSError:
-                pass
         try:
             yield
         finally:

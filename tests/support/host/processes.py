@@ -73,14 +73,10 @@ def run_falaj(*words: str, limit_s: float = 900, **environment: str) -> tuple[in
 def pids_whose_command_holds(text: str) -> list[int]:
     """Process ids of living processes whose command line holds `text`."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if text.encode() in command:
-                found.append(int(entry.name))
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if text.encode() in file.read_bytes():
+                found.append(int(file.parent.name))
     return found
 
 

@@ -7,6 +7,15 @@ from infra.bench.elastic.runs import LIMIT_S, ClusterRun, ElasticRun
 from tasks.training.elastic.driver import ElasticReport
 from tests.support.host.processes import command_of, wait_until
 
+REMOTE = {
+    "discovery": "ssh",
+    "place": "/shared/hosts",
+    "interface": "eth0",
+    "ssh_key_file": "/keys/id",
+    "ssh_known_hosts_file": "/keys/known_hosts",
+}
+"""Hosts that are reached by SSH, as far as a configuration has to say."""
+
 
 def report_of(run: ElasticRun) -> ElasticReport:
     """What a driver that is a program of its own has written."""

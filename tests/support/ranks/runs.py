@@ -9,16 +9,11 @@ from tasks.contracts.data import DataSplits
 from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import LaunchConfig, TrainingConfig
-from tasks.training.core.run_directory import (
-    RunDirectory,
-    RunResult,
-    TrainingJob,
-    TrainingRequest,
-    exclusive,
-)
+from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingRequest, exclusive
 from tasks.training.launch.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job
 from tests.support.data.builders import dataset, frame, splits, version_ref
 from tests.support.host.processes import pids_whose_command_holds
+from tests.support.training.reading_ranks import training_job
 
 NUM_ROWS = 1600
 CONFIG = TrainingConfig(
@@ -62,14 +57,7 @@ def run_ranks(
     folder: Path, settings: TrainingConfig, snapshot: Path, module: str = WORKER_MODULE
 ) -> RunResult:
     """Run the ranks of one job alone, without publishing anything."""
-    small = dataset(ArtifactStore(folder / "store"), frame(NUM_ROWS))
-    job = TrainingJob(
-        snapshot_path=snapshot,
-        columns=small.snapshot.columns,
-        splits=splits(),
-        config=settings,
-        num_ranks=settings.launch.ranks,
-    )
+    job = training_job(snapshot_path=snapshot, config=settings, num_ranks=settings.launch.ranks)
     with exclusive(folder / "run", 0) as lock:
         return run_job(RunDirectory(folder / "run"), job, lock, lambda _: None, module)
 

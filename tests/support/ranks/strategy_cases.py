@@ -182,8 +182,7 @@ def _run_plainly(max_gradient_norm: float | None) -> PlainRun:
             nn.utils.clip_grad_norm_(network.parameters(), max_gradient_norm)
         optimizer.step()
         curve.append(loss.item())
-    weights = {name: value.detach().clone() for name, value in network.state_dict().items()}
-    return PlainRun(curve, weights, half_state)
+    return PlainRun(curve, _plain_state(network, optimizer)["network"], half_state)
 
 
 def _plain_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> State:

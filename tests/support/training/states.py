@@ -55,11 +55,6 @@ def _bits(tensor: Tensor) -> Tensor:
     return contiguous.view(-1).view(torch.uint8)
 
 
-def files_of(store_folder: Path, ref: CheckpointRef) -> list[Path]:
-    """The state of a checkpoint, beside its manifest."""
-    return sorted((store_folder / ref.name).glob("state.pt"))
-
-
 def flip_a_bit(path: Path) -> None:
     """Change one bit in the middle of a file."""
     content = bytearray(path.read_bytes())

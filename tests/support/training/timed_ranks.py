@@ -1,6 +1,5 @@
 """Ranks with known shares of their time, and counters of energy as a host shows them."""
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,16 +49,11 @@ def rank(
     return RankTelemetry.model_validate({**values, **changes})
 
 
-def reading(rank: int, pid: int, **changes: object) -> ClockReading:
+def reading(number: int, pid: int, **changes: object) -> ClockReading:
     """What a rank's clock shows."""
-    phases = {name: PhaseTime(seconds=2, cpu_s=1, steady_s=2, steady_cpu_s=1) for name in PHASES}
-    return ClockReading(
-        rank=rank, host=socket.gethostname(), pid=pid, phase="compute", elapsed_s=12.0,
-        num_steps=50, num_rows=6400, rows_per_s=1000.0, wire_bytes=10_000, phases=phases,
-        cpu_s=8.0, peak_memory_bytes=123_456_789, major_faults=0,
-        busy_cores_mean=0.7, busy_cores_max=None, disk_read_bytes=0, disk_written_bytes=0,
-        doing="training", epoch=0, step=1,
-    ).model_copy(update=changes)  # fmt: skip
+    measured = rank(number, num_rows=6400, cpu_s=8.0, busy_cores_max=None).model_dump()
+    now = {"phase": "compute", "elapsed_s": 12.0, "doing": "training", "epoch": 0, "step": 1}
+    return ClockReading.model_validate({**measured, "pid": pid, **now, **changes})
 
 
 def write_clock(folder: Path, number: int, pid: int = 1, **changes: object) -> None:

@@ -83,7 +83,7 @@ def test_a_tensor_that_is_in_a_state_twice_or_is_a_view_takes_its_own_space_once
     store, large = states.store_in(tmp_path), torch.ones(1 << 20)
     few = large[:1000]
     ref = store.save(1, 0, {"best": few, "network": few})
-    assert states.files_of(tmp_path, ref)[0].stat().st_size < 2 * few.nbytes
+    assert (tmp_path / ref.name / STATE_NAME).stat().st_size < 2 * few.nbytes
 
 
 class Harmful:
@@ -148,7 +148,7 @@ def test_pruning_keeps_the_newest_few_and_never_removes_the_last_complete_one(
     states.store_in(tmp_path).prune(3)
     assert {path.name for path in tmp_path.iterdir()} == {ref.name for ref in refs[1:]}
     for ref in refs[2:]:
-        states.flip_a_bit(states.files_of(tmp_path, ref)[0])
+        states.flip_a_bit(tmp_path / ref.name / STATE_NAME)
     states.store_in(tmp_path).prune(1)
     assert [path.name for path in tmp_path.iterdir()] == [refs[1].name]
 
@@ -158,7 +158,7 @@ def test_what_a_killed_writer_left_goes_and_damaged_ones_stay_where_none_is_comp
     leftover: str, tmp_path: Path
 ) -> None:
     (damaged,) = states.save_epochs(states.store_in(tmp_path), 1)
-    states.flip_a_bit(states.files_of(tmp_path, damaged)[0])
+    states.flip_a_bit(tmp_path / damaged.name / STATE_NAME)
     left = tmp_path / CheckpointRef.new(2, 0).name
     left.mkdir()
     if leftover:

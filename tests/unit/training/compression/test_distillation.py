@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.special import expit, logit
 
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
@@ -49,10 +50,8 @@ def asked(data: ValidatedDataset, answers: DistillationTargets) -> TrainingReque
     return TrainingRequest(data, splits(), TrainingConfig(), distillation=answers)
 
 
-def targets(
-    answers: ScoredWindow, weight: float = 0.5, temperature: float = 2.0
-) -> DistillationTargets:
-    return DistillationTargets(scores=answers, weight=weight, temperature=temperature)
+def targets(answers: ScoredWindow) -> DistillationTargets:
+    return DistillationTargets(scores=answers, weight=0.5, temperature=2.0)
 
 
 def of_weight(weight: float, temperature: float) -> DistillationTargets:
@@ -60,12 +59,8 @@ def of_weight(weight: float, temperature: float) -> DistillationTargets:
 
 
 def expected_logit(ids: pd.Series, num_rows: int) -> np.ndarray:
-    p = (0.1 + 0.8 * ids.to_numpy() / num_rows).astype(np.float32).astype(np.float64)
-    return np.log(p / (1 - p))
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+    p = (0.1 + 0.8 * ids.to_numpy() / num_rows).astype(np.float32)
+    return logit(p.astype(np.float64))
 
 
 @pytest.mark.parametrize(("weight", "temperature"), [(0.5, 2.0), (0.9, 1.0), (1.0, 5.0)])
@@ -76,10 +71,10 @@ def test_the_loss_mixes_labels_and_softened_answers_as_the_formula_says(
     z, t, y = rng.normal(0, 2, 50), rng.normal(0, 2, 50), rng.integers(0, 2, 50)
 
     def cross_entropy(q: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        p = sigmoid(logits)
+        p = expit(logits)
         return -(q * np.log(p) + (1 - q) * np.log(1 - p))
 
-    soft = cross_entropy(sigmoid(t / temperature), z / temperature)
+    soft = cross_entropy(expit(t / temperature), z / temperature)
     expected = (1 - weight) * cross_entropy(y, z) + weight * temperature**2 * soft
     of_rows = torch.from_numpy(np.stack([t, y], axis=1))
     losses = Classification().training_losses(of_weight(weight, temperature))(

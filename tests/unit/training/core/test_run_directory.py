@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.errors import StorageError, TransientError
+from tasks.kernel.files import write_atomically
 from tasks.training.core.run_directory import RankError, RunDirectory, exclusive
 from tests.support.data.builders import epoch
 from tests.support.training.reading_ranks import training_job
@@ -17,7 +18,8 @@ JOB = training_job()
 def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.prepare(JOB)
-    (run.checkpoints / "epoch-0001.pt").write_bytes(b"state")
+    kept = run.path / "checkpoints" / "epoch-0001.pt"
+    write_atomically(kept, b"state")
     run.write_error(
         RankError(rank=0, kind="E", message="", traceback="", secondary=False, time_s=0)
     )
@@ -27,7 +29,7 @@ def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -
     assert run.read_errors() == []
     assert run.read_epochs() == []
     assert run.read_result() is None
-    assert (run.checkpoints / "epoch-0001.pt").read_bytes() == b"state"
+    assert kept.read_bytes() == b"state"
 
 
 def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

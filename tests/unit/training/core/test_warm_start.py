@@ -8,12 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contracts.data import DatasetSchema, category_code
+from tasks.contracts.data import category_code
 from tasks.kernel.errors import ArtifactError
 from tasks.training.config import TrainingConfig
 from tasks.training.core.network import TabularNetwork
 from tasks.training.core.warm_start import Fitted, warm_start
 from tasks.training.data.preprocess import Preprocessing
+from tests.support.data.builders import COLUMNS
 
 CONFIG = TrainingConfig(hidden_sizes=(12, 8))
 NAMES = [f"value {n}" for n in range(30)]
@@ -29,8 +30,7 @@ def fitted(
             edges=tuple(np.array(e, dtype=np.float32) for e in edges.values()),
             flagged=tuple(k for k, name in enumerate(edges) if name in flagged),
         ),
-        tuple(vocabularies),
-        tuple(edges),
+        COLUMNS.model_copy(update={"categorical": tuple(vocabularies), "numeric": tuple(edges)}),
     )
 
 
@@ -62,9 +62,10 @@ def started(
 def logits(
     of: TabularNetwork, what: Fitted, categories: dict[str, list[str]], numbers: dict[str, Any]
 ) -> np.ndarray:
-    codes = [[category_code(value) for value in categories[name]] for name in what.categorical]
+    texts = (categories[name] for name in what.columns.categorical)
+    codes = [list(map(category_code, of_column)) for of_column in texts]
     positions = what.preprocessing.category_positions(np.array(codes, dtype=np.int32).T)
-    numeric = np.array([numbers[name] for name in what.numeric], dtype=np.float32).T
+    numeric = np.array([numbers[name] for name in what.columns.numeric], dtype=np.float32).T
     with torch.no_grad():
         return of(torch.from_numpy(positions), torch.from_numpy(numeric)).double().numpy()
 
@@ -180,9 +181,6 @@ def test_a_number_that_became_constant_is_named() -> None:
     assert "number temp: is constant now; what it meant is left out" in lines
 
 
-COLUMNS = DatasetSchema(
-    row_id="id", event_time="time", label="late", categorical=OLD.categorical, numeric=OLD.numeric
-)
 STATE = OLD.preprocessing.state()
 
 
@@ -190,8 +188,8 @@ def test_what_was_fitted_survives_a_checkpoint_that_holds_plain_values_only() ->
     content = io.BytesIO()
     torch.save(STATE, content)
     content.seek(0)
-    read = Fitted.from_state(torch.load(content, weights_only=True), COLUMNS)
-    assert (read.categorical, read.numeric) == (OLD.categorical, OLD.numeric)
+    read = Fitted.from_state(torch.load(content, weights_only=True), OLD.columns)
+    assert read.columns == OLD.columns
     assert read.preprocessing.flagged == OLD.preprocessing.flagged
     for mine, theirs in zip(
         (*read.preprocessing.vocabularies, *read.preprocessing.edges),
@@ -207,4 +205,4 @@ def test_what_was_fitted_survives_a_checkpoint_that_holds_plain_values_only() ->
 )
 def test_a_checkpoint_that_does_not_say_it_is_refused(state: object) -> None:
     with pytest.raises(ArtifactError, match="Train without a warm start"):
-        Fitted.from_state(state, COLUMNS)
+        Fitted.from_state(state, OLD.columns)

@@ -49,7 +49,7 @@ def test_what_would_have_to_be_unpickled_is_refused() -> None:
             return type(exc).__name__
         return "taken"
 
-    assert on_threads(2, program) == ["taken", "UnpicklingError"]
+    assert on_threads(2, program) == ["taken", "ArtifactError"]
 
 
 @pytest.fixture(autouse=True)

@@ -17,15 +17,8 @@ from tasks.training.elastic.discovery import (
     parse_hosts,
     ready_pods,
 )
+from tests.support.ranks.elastic import REMOTE
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
-
-REMOTE = {
-    "discovery": "ssh",
-    "place": "/shared/hosts",
-    "interface": "eth0",
-    "ssh_key_file": "/keys/id",
-    "ssh_known_hosts_file": "/keys/known_hosts",
-}
 
 
 def test_a_hosts_file_names_slots_in_three_ways_and_may_hold_comments() -> None:

@@ -7,22 +7,13 @@ import pytest
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.process import ElasticSpec, Member, _local, ssh_command
 from tests.support.host.processes import wait_until
-
-REMOTE = ElasticConfig.model_validate(
-    {
-        "discovery": "ssh",
-        "place": "/shared/hosts",
-        "interface": "eth0",
-        "ssh_key_file": "/keys/id",
-        "ssh_known_hosts_file": "/keys/known hosts",
-        "ssh_user": "trainer",
-        "ssh_port": 2222,
-    }
-)
+from tests.support.ranks.elastic import REMOTE
 
 
 def test_only_known_hosts_are_reached_by_key_and_nothing_is_asked() -> None:
-    command = ssh_command("h1", ["/usr/bin/python", "-S", "/with space/agent.py"], REMOTE)
+    more = {"ssh_known_hosts_file": "/keys/known hosts", "ssh_user": "trainer", "ssh_port": 2222}
+    config = ElasticConfig.model_validate({**REMOTE, **more})
+    command = ssh_command("h1", ["/usr/bin/python", "-S", "/with space/agent.py"], config)
     options = {o.partition("=")[0]: o.partition("=")[2] for o in command if "=" in o}
     assert options["BatchMode"] == options["StrictHostKeyChecking"] == "yes"
     assert options["UserKnownHostsFile"] == "/keys/known hosts"

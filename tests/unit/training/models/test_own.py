@@ -1,7 +1,6 @@
 """Modules of a user's: what is found, what is refused, and with which words."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -9,10 +8,9 @@ import torch
 from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import TrainingConfig
 from tasks.training.core.objective import Classification
-from tasks.training.core.run_directory import TrainingJob
 from tasks.training.models.own import check_module, own_losses
 from tasks.training.models.source import check_source, source_digest
-from tests.support.data.builders import COLUMNS, splits
+from tests.support.training.reading_ranks import training_job
 
 LINEAR = """
 import torch
@@ -39,13 +37,9 @@ def written(folder: Path, name: str, code: str) -> str:
     return f"{name}:build"
 
 
-def checked(folder: Path, model: str, **changes: Any) -> None:
-    config = TrainingConfig(model=model)
-    job = TrainingJob(
-        snapshot_path=folder, columns=COLUMNS, splits=splits(), config=config, project=folder
-    )
+def checked(folder: Path, model: str) -> None:
     check_source(model, folder)
-    check_module(job.model_copy(update=changes))
+    check_module(training_job(config=TrainingConfig(model=model), project=folder))
 
 
 def test_a_module_beside_the_use_case_is_found_built_and_exported(tmp_path: Path) -> None:

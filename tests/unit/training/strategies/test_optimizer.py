@@ -1,9 +1,13 @@
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tasks.training.config import TrainingConfig
+from tasks.training.core import objective
 from tasks.training.strategies.optimizer import FlatGradients, LossScale, NamedOptimizer
 from tests.support.ranks.strategy_cases import SmallNetwork, adamw, global_batch
 
@@ -27,20 +31,11 @@ def trained(network: nn.Module, optimizer: NamedOptimizer, steps: int) -> None:
         optimizer.step(0.01)
 
 
-def in_two_groups(parameters: object) -> torch.optim.Optimizer:
-    """The groups are in another order than the network's parameters."""
-    named = [p for _, p in parameters]  # type: ignore[attr-defined]
-    return torch.optim.AdamW(
-        [
-            {"params": [p for p in named if p.ndim <= 1], "weight_decay": 0.0},
-            {"params": [p for p in named if p.ndim > 1], "weight_decay": 0.1},
-        ],
-        eps=1e-6,
-        fused=True,
-    )
+# Its groups are in another order than the network's parameters.
+IN_TWO_GROUPS = partial(objective.adamw, config=TrainingConfig())
 
 
-@pytest.mark.parametrize("build", [adamw, in_two_groups])
+@pytest.mark.parametrize("build", [adamw, IN_TWO_GROUPS])
 def test_an_optimizer_goes_on_from_the_state_of_another(build: object) -> None:
     networks = [SmallNetwork(), SmallNetwork()]
     first, second = (NamedOptimizer(build, n.named_parameters()) for n in networks)  # type: ignore[arg-type]
