@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -119,5 +119,7 @@ async def ask(
             if wait_s:
                 await asyncio.sleep(wait_s)
         writer.close()
+        with suppress(OSError):  # its answers say what it met
+            await writer.wait_closed()
 
     await asyncio.gather(*map(one, requests))
