@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.host.processes import wait_until
 from tests.support.platform.commands import Platform
 from tests.support.platform.loops import Loop, loop_repository
 
@@ -20,6 +21,8 @@ def test_a_backup_of_a_running_loop_goes_on_and_one_of_a_finished_loop_repeats_n
     backups = str(tmp_path / "backups")
     with ThreadPoolExecutor() as pool:
         running = pool.submit(loop.succeed, "run", "--yes")
+        finished = (loop.home / "artifacts").glob
+        wait_until(lambda: any(finished("*/*/value.json")), "the first finished stage", 300)
         while not running.done():
             loop.succeed("backup", backups)
     running.result()
