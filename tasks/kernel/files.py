@@ -404,7 +404,8 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
     for path in parent.iterdir():
         found = name.match(path.name)
         if found and _is_abandoned(path, mine.sees_alive(found[1])):
-            remove(path)
+            with suppress(OSError):  # what stays hinders nobody, and the next process tries again
+                remove(path)
 
 
 def _is_abandoned(path: Path, is_alive: bool | None) -> bool:
